@@ -9,27 +9,27 @@ use crate::config::VerbsConfig;
 use crate::device::{Device, names};
 use crate::domain::{VerbsDomain, suffices};
 use crate::gid::choose;
-use crate::library::{VARIABLE, library};
+use crate::objects::{VARIABLE, library};
 use crate::port::Port;
 
-/// RDMA cards of InfiniBand and RoCE; each active port is a device.
+/// The backend for InfiniBand and RoCE cards. Each active port is a device.
 #[derive(Debug, Clone, Default)]
 pub struct Verbs {
     config: VerbsConfig,
 }
 
 impl Verbs {
-    /// All ports, as usual.
+    /// All ports, with the default options.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// As `config` says.
+    /// All ports, with these options.
     pub fn with(config: VerbsConfig) -> Self {
         Self { config }
     }
 
-    /// What is active, and a word about each port that is not.
+    /// The active ports, and the reason against each other port.
     fn find(&self) -> Result<(Vec<DeviceInfo>, Vec<String>)> {
         let (mut active, mut others) = (Vec::new(), Vec::new());
         for name in names()? {
@@ -61,7 +61,7 @@ impl Verbs {
         Ok((active, others))
     }
 
-    /// What a person should know about a port; an error where it cannot be used.
+    /// The description of a port for people. An error if the port cannot be used.
     fn describe(&self, device: &Device, port: &Port) -> Result<String, String> {
         if !port.is_active() {
             return Err("the port is not active".to_owned());
@@ -80,17 +80,17 @@ impl Verbs {
     }
 }
 
-/// A card's PCI function; software devices have none.
+/// The PCI function of a card. A software device has none.
 fn address(device: &str) -> Option<topology::Address> {
     function(&std::fs::canonicalize(format!("/sys/class/infiniband/{device}/device")).ok()?)
 }
 
-/// The last PCI function on the way to a device: a subfunction has a name of its own below it.
+/// The last PCI function in the path of a device. A subfunction has a directory of its own below it.
 fn function(place: &Path) -> Option<topology::Address> {
     place.iter().rev().find_map(|step| step.to_str()?.parse().ok())
 }
 
-/// A device's card and port: `mlx5_0`, or `mlx5_0:2` of several.
+/// The card and the port of a device name: `mlx5_0`, or `mlx5_0:2` if the card has several ports.
 fn parts(name: &str) -> (&str, u8) {
     let port = name.rsplit_once(':').and_then(|(card, port)| Some((card, port.parse().ok()?)));
     port.unwrap_or((name, 1))
@@ -112,11 +112,11 @@ impl Backend for Verbs {
                 .to_owned();
         match self.find() {
             Ok((active, others)) if !active.is_empty() => {
-                others.iter().for_each(|why| tracing::info!(why, "a port is left out"));
+                others.iter().for_each(|why| tracing::info!(why, "a port cannot be used"));
                 Ok(active)
             }
             Ok((_, others)) if others.is_empty() => {
-                Err(Unavailable { reason: "there is no RDMA device here".to_owned(), remedy })
+                Err(Unavailable { reason: "this machine has no RDMA device".to_owned(), remedy })
             }
             Ok((_, others)) => Err(Unavailable { reason: others.join("; "), remedy }),
             Err(why) => Err(Unavailable { reason: why.to_string(), remedy }),
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn subfunctions_are_where_their_card_is() {
+    fn a_subfunction_has_the_address_of_its_card() {
         let of = |place: &str| function(Path::new(place)).map(|address| address.to_string());
         assert_eq!(of("/sys/devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0").as_deref(), Some("0000:3b:00.0"));
         let sub = of("/sys/devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0/mlx5_core.sf.4");

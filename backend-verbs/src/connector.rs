@@ -1,66 +1,66 @@
-//! Connecting: each side offers the address of its port and the numbers of its queue pairs.
+//! Connects queue pairs: each side offers the address of its port and the numbers of its queue pairs.
 
 use std::sync::Arc;
 
 use multirail_spi::{Connector, Error, ErrorKind, PeerSlot, Result};
 
 use crate::config::MOST_QUEUE_PAIRS;
-use crate::domain::Shared;
-use crate::flush::Target;
-use crate::gid::{MOST, meet};
-use crate::peers::{Joining, QueuePairs, Slot, Turn, too_late};
-use crate::queue_pair::{Carries, End, PSN_MASK, Place, QueuePair};
+use crate::domain::DomainState;
+use crate::flush::FlushTarget;
+use crate::gid::{MOST, choose_common};
+use crate::peers::{ConnectionNumber, Joining, QueuePairs, SlotState, too_late};
+use crate::queue_pair::{Carries, End, PSN_MASK, PortAddress, QueuePair};
 
-/// What a peer needs to connect. The first field is the version of the others.
+/// The offer of a connection, which the peer needs to connect. The first field is the version of the others.
 #[derive(Debug, PartialEq, serde::Serialize, serde::Deserialize)]
-struct Offer {
+struct VerbsOffer {
     version: u8,
-    place: Place,
+    address: PortAddress,
     accesses: Vec<End>,
     messages: End,
-    flush: Target,
-    /// An answer has the turn of the offer that it answers.
-    turn: Turn,
+    flush: FlushTarget,
+    /// The number of the offered connection. An answer repeats the number of its offer.
+    connection: ConnectionNumber,
 }
 
 const VERSION: u8 = 5;
 
-impl Shared {
-    /// The turn of a connection that this side offers.
-    fn turn(&self, generation: u64) -> Turn {
-        Turn { generation, nonce: self.random() }
+impl DomainState {
+    /// The number of a connection that this side offers.
+    fn connection(&self, generation: u64) -> ConnectionNumber {
+        ConnectionNumber { generation, nonce: self.random() }
     }
 
     /// Creates the queue pairs of a connection.
-    fn pairs(&self, turn: Turn) -> Result<QueuePairs> {
+    fn pairs(&self, connection: ConnectionNumber) -> Result<QueuePairs> {
         let pair = |carries| QueuePair::new(&self.card, carries, self.random() as u32 & PSN_MASK);
         let accesses = (0..self.card.config.queue_pairs).map(|_| pair(Carries::Accesses));
         Ok(QueuePairs {
             accesses: accesses.collect::<Result<_>>()?,
             messages: pair(Carries::Messages)?,
             flush: None,
-            turn,
+            connection,
         })
     }
 
     fn offer(&self, pairs: &QueuePairs) -> Result<Vec<u8>> {
-        let offer = Offer {
+        let offer = VerbsOffer {
             version: VERSION,
-            place: self.card.place.clone(),
+            address: self.card.address.clone(),
             accesses: pairs.accesses.iter().map(QueuePair::end).collect(),
             messages: pairs.messages.end(),
             flush: self.flush_page.target(),
-            turn: pairs.turn,
+            connection: pairs.connection,
         };
         let why = |error: postcard::Error| Error::new(ErrorKind::Io, "connect", error.to_string());
         postcard::to_stdvec(&offer).map_err(why)
     }
 
     /// Parses and checks the peer's offer.
-    fn read(&self, bytes: &[u8]) -> Result<Offer> {
+    fn read(&self, bytes: &[u8]) -> Result<VerbsOffer> {
         let malformed =
             |why: &str| Error::new(ErrorKind::Protocol, "connect", format!("verbs' offer: {why}"));
-        let offer: Offer = postcard::from_bytes(bytes).map_err(|error| malformed(&error.to_string()))?;
+        let offer: VerbsOffer = postcard::from_bytes(bytes).map_err(|error| malformed(&error.to_string()))?;
         if offer.version != VERSION {
             let context = format!("the peer's offer has version {}, ours {VERSION}", offer.version);
             return Err(Error::new(ErrorKind::Version, "connect", context));
@@ -70,18 +70,20 @@ impl Shared {
         let count = 1..=usize::from(MOST_QUEUE_PAIRS);
         if !count.contains(&offer.accesses.len())
             || !ends().all(is_end)
-            || !(1..=5).contains(&offer.place.mtu)
-            || offer.place.gids.len() > MOST
+            || !(1..=5).contains(&offer.address.mtu)
+            || offer.address.gids.len() > MOST
         {
-            return Err(malformed("queue pairs that cannot be"));
+            return Err(malformed("impossible queue pairs"));
         }
         Ok(offer)
     }
 
-    /// Connects each of our queue pairs with one of theirs. Destroys those that the peer has no partner for.
-    fn join(&self, pairs: &mut QueuePairs, offer: &Offer) -> Result<()> {
-        let (card, place) = (&self.card, &offer.place);
-        let met = meet(&card.gids, &place.gids).filter(|_| card.place.is_ethernet == place.is_ethernet);
+    /// Connects each queue pair of this side with one of the peer. Destroys queue pairs that the peer has no partner
+    /// for.
+    fn join(&self, pairs: &mut QueuePairs, offer: &VerbsOffer) -> Result<()> {
+        let (card, address) = (&self.card, &offer.address);
+        let met = choose_common(&card.gids, &address.gids)
+            .filter(|_| card.address.is_ethernet == address.is_ethernet);
         let Some((ours, theirs)) = met else {
             let context = "one side's port is of InfiniBand or its GIDs of IPv6, the other's is not: choose GIDs of \
                            one kind (`info` lists them)";
@@ -94,20 +96,20 @@ impl Shared {
                 device = card.device.name,
                 here,
                 there,
-                "the lesser number of queue pairs is used"
+                "the two sides have different numbers of queue pairs; the connection uses the lower one"
             );
         }
         pairs.accesses.truncate(there);
         for (pair, end) in pairs.accesses.iter().zip(&offer.accesses) {
-            pair.connect(place, *end, (ours.index, theirs))?;
+            pair.connect(address, *end, (ours.index, theirs))?;
         }
-        pairs.messages.connect(place, offer.messages, (ours.index, theirs))?;
+        pairs.messages.connect(address, offer.messages, (ours.index, theirs))?;
         pairs.flush = Some(offer.flush);
         Ok(())
     }
 
     /// Connects the queue pairs that `slot` has offered. Returns false if the slot has got another state meanwhile.
-    fn join_offered(&self, slot: PeerSlot, mut joining: Joining<'_>, offer: &Offer) -> Result<bool> {
+    fn join_offered(&self, slot: PeerSlot, mut joining: Joining<'_>, offer: &VerbsOffer) -> Result<bool> {
         match self.join(&mut joining.pairs, offer) {
             Ok(()) => self.peers.raise(slot, joining),
             Err(error) => {
@@ -118,9 +120,9 @@ impl Shared {
     }
 }
 
-impl Connector for Shared {
+impl Connector for DomainState {
     fn prepare(&self) -> Result<(PeerSlot, Vec<u8>)> {
-        let pairs = self.pairs(self.turn(0))?;
+        let pairs = self.pairs(self.connection(0))?;
         let offer = self.offer(&pairs)?;
         Ok((self.peers.reserve(pairs)?, offer))
     }
@@ -132,15 +134,18 @@ impl Connector for Shared {
     }
 
     fn offer_again(&self, slot: PeerSlot) -> Result<Option<Vec<u8>>> {
-        let Slot::Broken { generation: broken, offer: None } = *self.peers.lock_working()?.slot(slot)? else {
+        let SlotState::Broken { generation: broken, offer: None } = *self.peers.lock_working()?.slot(slot)?
+        else {
             return Ok(None);
         };
         // This side ignores a peer that has used the last number.
-        let pairs = self.pairs(self.turn(broken.saturating_add(1)))?;
+        let pairs = self.pairs(self.connection(broken.saturating_add(1)))?;
         let told = self.offer(&pairs)?;
         let mut table = self.peers.lock_working()?;
         match table.slot(slot)? {
-            Slot::Broken { generation, offer: offer @ None } if *generation == broken => *offer = Some(pairs),
+            SlotState::Broken { generation, offer: offer @ None } if *generation == broken => {
+                *offer = Some(pairs)
+            }
             _ => return Ok(None),
         }
         Ok(Some(told))
@@ -150,27 +155,27 @@ impl Connector for Shared {
         let offer = self.read(offer)?;
         let mut table = self.peers.lock_working()?;
         // If this side does not take the peer's offer, the peer takes ours.
-        if !table.slot(slot)?.takes(offer.turn) {
+        if !table.slot(slot)?.takes(offer.connection) {
             return Ok(Vec::new());
         }
         let join = self.peers.begin_join(&table);
         drop(table);
-        // A card takes some milliseconds for this. Meanwhile other slots change, and this one may get another connection.
-        // The peer sends nothing before it has the answer.
-        let mut joining = Joining { pairs: self.pairs(offer.turn)?, _join: join };
+        // A card takes some milliseconds for this. Meanwhile other slots change, and this one may get another
+        // connection. The peer sends nothing before it has the answer.
+        let mut joining = Joining { pairs: self.pairs(offer.connection)?, _join: join };
         self.join(&mut joining.pairs, &offer)?;
         let answer = self.offer(&joining.pairs)?;
         let mut table = self.peers.lock_working()?;
-        if !table.slot(slot)?.takes(offer.turn) {
+        if !table.slot(slot)?.takes(offer.connection) {
             return Ok(Vec::new());
         }
-        let replaced = table.set(slot, Slot::Up(Arc::new(joining.pairs)));
+        let replaced = table.set(slot, SlotState::Up(Arc::new(joining.pairs)));
         self.peers.changed();
         drop(table);
-        // The replaced connection stops before the peer has the answer and sends over the next one: a late packet must not
-        // land on newer bytes. Stopping also flushes the requests that are posted there, which wakes an endpoint that
-        // sleeps: the peer acknowledges nothing over that connection any more, and a card that repeats requests without
-        // end reports nothing by itself.
+        // The replaced connection stops before the peer has the answer and sends over the next one: a late packet must
+        // not land on newer bytes. Stopping also flushes the requests that are posted there, which wakes an endpoint
+        // that sleeps: the peer acknowledges nothing over that connection any more, and a card that repeats requests
+        // without end reports nothing by itself.
         if let Some(replaced) = replaced {
             replaced.fail();
         }
@@ -182,7 +187,7 @@ impl Connector for Shared {
             return Ok(());
         }
         let offer = self.read(answer)?;
-        if let Some(joining) = self.peers.take_offered(slot, Some(offer.turn), offer.accesses.len())? {
+        if let Some(joining) = self.peers.take_offered(slot, Some(offer.connection), offer.accesses.len())? {
             self.join_offered(slot, joining, &offer)?;
         }
         Ok(())

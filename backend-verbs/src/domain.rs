@@ -1,4 +1,4 @@
-//! An opened port: its queues, and what is registered with its card.
+//! An opened port: its queues, and the memory that is registered with its card.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,39 +16,39 @@ use crate::device::Device;
 use crate::endpoint::VerbsEndpoint;
 use crate::flush::FlushPage;
 use crate::gid::{Gid, choose};
-use crate::library::library;
-use crate::objects::Object;
+use crate::objects::{Object, library};
 use crate::peers::Peers;
 use crate::port::Port;
-use crate::queue_pair::Place;
+use crate::queue_pair::PortAddress;
 use crate::receives::{BUFFERS, IMMS, MESSAGE};
 use crate::region::{Imported, Registered};
 use crate::status::os_error;
 
-/// Requests of all peers together.
+/// The most outstanding requests of all peers together.
 const SEND_DEPTH: u32 = 4096;
-/// Requests of one queue pair.
+/// The most outstanding requests of one queue pair.
 const PAIR_DEPTH: u32 = 512;
-/// Reads of one queue pair that are under way, at most.
+/// The most outstanding reads of one queue pair.
 const READS: i32 = 16;
-/// What the completion queue can have at once: every request with a completion of its own, as in error,
-/// and every receive.
+/// The entries of the completion queue: one for every request, as each has its own completion after an error, and one
+/// for every receive.
 const ENTRIES: i32 = (SEND_DEPTH + IMMS + BUFFERS) as i32;
-/// The largest piece of a write: large enough to cost nothing, small enough for fairness.
+/// The largest piece of a write: so large that the cost per request does not matter, and small enough to be fair to
+/// other writes.
 const CHUNK: u64 = 1 << 20;
 
-/// A port with its queues. Closed in order: queues before what they are made of.
-pub(crate) struct Card {
+/// A port with its queues. The fields are closed in order: the queues before the objects that they were made from.
+pub(crate) struct PortQueues {
     pub(crate) cq: Object<ib::ibv_cq>,
     pub(crate) channel: Object<ib::ibv_comp_channel>,
-    /// Receives without buffers, for writes with imm.
+    /// The queue of receives without buffers, for writes with imm.
     pub(crate) imms: Object<ib::ibv_srq>,
-    /// Buffers for messages.
+    /// The queue of receives for messages.
     pub(crate) messages: Object<ib::ibv_srq>,
     pub(crate) device: Arc<Device>,
     pub(crate) port: u8,
-    pub(crate) place: Place,
-    /// Those that may stand for it, the best one first.
+    pub(crate) address: PortAddress,
+    /// The GIDs that this side offers to peers, the best one first.
     pub(crate) gids: Vec<Gid>,
     pub(crate) config: VerbsConfig,
     pub(crate) depth_of_pair: u32,
@@ -56,29 +56,29 @@ pub(crate) struct Card {
     pub(crate) reads_taken: u8,
 }
 
-/// A domain as its parts hold it.
-pub(crate) struct Shared {
+/// The state of a domain that its connector, endpoint and regions share.
+pub(crate) struct DomainState {
     pub(crate) peers: Peers,
     pub(crate) flush_page: FlushPage,
-    pub(crate) card: Arc<Card>,
+    pub(crate) card: Arc<PortQueues>,
     pub(crate) capabilities: Capabilities,
     random: Mutex<fastrand::Rng>,
     taken: AtomicBool,
     id: u64,
 }
 
-impl Shared {
+impl DomainState {
     pub(crate) fn random(&self) -> u64 {
         self.random.lock().unwrap_or_else(PoisonError::into_inner).u64(..)
     }
 
-    /// The endpoint is closed; another may be opened.
+    /// Allows another endpoint, because the endpoint is closed.
     pub(crate) fn closed(&self) {
         self.taken.store(false, Ordering::Release);
     }
 }
 
-pub(crate) struct VerbsDomain(pub(crate) Arc<Shared>);
+pub(crate) struct VerbsDomain(pub(crate) Arc<DomainState>);
 
 impl VerbsDomain {
     pub(crate) fn open(
@@ -90,19 +90,19 @@ impl VerbsDomain {
         let choice = choose(&port.gids(&device)?, port.is_ethernet(), config.gid_index)?;
         tracing::debug!(device = device.name, gid = %choice.gid, others = ?choice.others, "a port is opened");
         let gids = choice.candidates;
-        let place = Place {
+        let address = PortAddress {
             gids: gids.iter().map(|gid| gid.bytes).collect(),
             lid: port.attr.lid,
             mtu: port.attr.active_mtu as u8,
             is_ethernet: port.is_ethernet(),
             needs_grh: port.needs_grh(),
         };
-        let card = Arc::new(Card::open(device, &port, place, gids, config)?);
+        let card = Arc::new(PortQueues::open(device, &port, address, gids, config)?);
         let capabilities = capabilities(&card, &port);
-        // Numbers of packets, and whose offer stands: nothing that a stranger must not guess, but two
-        // openings must not agree.
+        // The random numbers are first packet numbers and nonces of offers. They need not be secret, but two fabrics
+        // must not draw the same ones.
         let mut random = fastrand::Rng::with_seed(setup.seed ^ setup.incarnation ^ fastrand::u64(..));
-        Ok(Self(Arc::new(Shared {
+        Ok(Self(Arc::new(DomainState {
             id: random.u64(..),
             random: Mutex::new(random),
             peers: Peers::default(),
@@ -114,11 +114,11 @@ impl VerbsDomain {
     }
 }
 
-impl Card {
+impl PortQueues {
     fn open(
         device: Arc<Device>,
         port: &Port,
-        place: Place,
+        address: PortAddress,
         gids: Vec<Gid>,
         config: &VerbsConfig,
     ) -> Result<Self> {
@@ -144,7 +144,7 @@ impl Card {
                 imms,
                 messages,
                 port: port.number,
-                place,
+                address,
                 gids,
                 config: config.clone(),
                 depth_of_pair: within(PAIR_DEPTH, limits.max_qp_wr),
@@ -156,12 +156,12 @@ impl Card {
     }
 }
 
-/// Refuses a card whose queues are too short, or that has none that connections share, or no reads.
+/// Refuses a card whose queues are too short, that has no shared receive queues, or no RDMA READ.
 pub(crate) fn suffices(device: &Device) -> Result<()> {
     let limits = &device.limits;
     if limits.max_qp_rd_atom < 1 || limits.max_qp_init_rd_atom < 1 {
         let context = format!(
-            "{} has no RDMA READ, which flushes what other cards' imms must not overtake",
+            "{} has no RDMA READ, and without reads an imm of another card could overtake bytes of this one",
             device.name
         );
         return Err(Error::new(ErrorKind::Unsupported, "open", context));
@@ -176,17 +176,17 @@ pub(crate) fn suffices(device: &Device) -> Result<()> {
     Err(Error::new(ErrorKind::Unsupported, "open", context))
 }
 
-/// Reading an event that is not there must not wait.
+/// Makes reads of the channel return at once if it has no event.
 #[cfg(unix)]
 fn nonblocking(channel: &Object<ib::ibv_comp_channel>) -> Result<()> {
     use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
-    // SAFETY: the channel is open, and its descriptor as long.
+    // SAFETY: the channel is open, and its descriptor stays open as long.
     let fd = unsafe { std::os::fd::BorrowedFd::borrow_raw((*channel.as_ptr()).fd) };
     let set = fcntl_getfl(fd).and_then(|flags| fcntl_setfl(fd, flags | OFlags::NONBLOCK));
     set.map_err(|why| os_error("open", "a channel that does not wait", why.raw_os_error()))
 }
 
-fn capabilities(card: &Card, port: &Port) -> Capabilities {
+fn capabilities(card: &PortQueues, port: &Port) -> Capabilities {
     let mut it = Capabilities::minimal();
     it.operations = Operations::all();
     it.imm_bytes = 4;
@@ -197,7 +197,7 @@ fn capabilities(card: &Card, port: &Port) -> Capabilities {
     it.chunk = CHUNK.min(it.max_write);
     it.max_regions = u32::try_from(card.device.limits.max_mr).unwrap_or(1).max(1);
     it.link_bits_per_s = port.rate().filter(|_| !card.device.is_software());
-    // A peer whose imm or message finds no receive is told to try again.
+    // The card asks a peer to send again if its imm or message finds no receive.
     it.cq_depth = u64::MAX;
     it.progress = Progress::Auto;
     it.abort_scope = AbortScope::Peer;
@@ -231,7 +231,7 @@ impl Domain for VerbsDomain {
             return Err(Error::new(ErrorKind::Unreachable, "import", context));
         }
         if key.base.checked_add(key.len).is_none() || key.key > u32::MAX.into() {
-            let context = "the descriptor's range or key cannot be: ask the peer for a new one";
+            let context = "the descriptor has an impossible range or key: ask the peer for a new one";
             return Err(Error::new(ErrorKind::RemoteAccess, "import", context));
         }
         Ok(Arc::new(Imported(*key)))

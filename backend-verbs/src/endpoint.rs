@@ -10,14 +10,14 @@ use multirail_spi::{
 };
 use rdma_sys as ib;
 
-use crate::domain::Shared;
-use crate::library::library;
-use crate::peers::{QueuePairs, View};
-use crate::posted::{CHAIN, Ended};
+use crate::domain::DomainState;
+use crate::objects::library;
+use crate::peers::{QueuePairs, SlotView};
+use crate::posted::{CHAIN, EndedRun};
 use crate::queue_pair::QueuePair;
 use crate::receives::{IMM, RECEIVE, Receives};
 use crate::send_queues::SendQueues;
-use crate::status::{of_completion, words};
+use crate::status::{error_text, of_completion};
 use crate::submit::submit;
 
 /// The status of a request to a peer that has left.
@@ -35,28 +35,28 @@ const LOST: PostResult =
 
 /// The connection of a slot.
 #[derive(Default)]
-pub(crate) struct Link {
-    pub(crate) view: View,
+pub(crate) struct SlotConnection {
+    pub(crate) view: SlotView,
     /// The queue pairs that requests are posted to. The slot may have given them up.
     pub(crate) pairs: Option<Arc<QueuePairs>>,
     /// The queue pair that the next chain goes to.
-    pub(crate) turn: usize,
+    pub(crate) next_pair: usize,
     /// The engine has aborted what is posted: it is not posted again.
     pub(crate) is_aborted: bool,
 }
 
 /// The fields are dropped in order: connections before what they use.
 pub(crate) struct VerbsEndpoint {
-    pub(crate) links: Vec<Link>,
+    pub(crate) links: Vec<SlotConnection>,
     /// Connections that have ended and still have requests posted.
     ending: Vec<(PeerSlot, Arc<QueuePairs>)>,
     /// Slots whose `PeerGone` is reported. They are free once the engine polls again.
     closed: ClosedSlots,
     pub(crate) send_queues: SendQueues,
     pub(crate) receives: Receives,
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shared: Arc<DomainState>,
     seen: u64,
-    views: Vec<View>,
+    views: Vec<SlotView>,
     /// Connections that slots have given up, until `take_over`.
     retired: Vec<(PeerSlot, Arc<QueuePairs>)>,
     /// Whether a slot waits for its `PeerGone`, or for its next connection.
@@ -79,7 +79,7 @@ pub(crate) struct VerbsEndpoint {
 }
 
 impl VerbsEndpoint {
-    pub(crate) fn open(shared: Arc<Shared>, config: EndpointConfig) -> Result<Self> {
+    pub(crate) fn open(shared: Arc<DomainState>, config: EndpointConfig) -> Result<Self> {
         let depth = shared.capabilities.send_depth;
         Ok(Self {
             links: Vec::new(),
@@ -116,12 +116,12 @@ impl VerbsEndpoint {
     #[cold]
     fn take_over(&mut self) {
         self.is_changed = true;
-        self.links.resize_with(self.views.len(), Link::default);
-        self.has_leaving = self.views.iter().any(|view| matches!(view, View::Leaving));
-        self.has_broken = self.views.iter().any(|view| matches!(view, View::Broken));
+        self.links.resize_with(self.views.len(), SlotConnection::default);
+        self.has_leaving = self.views.iter().any(|view| matches!(view, SlotView::Leaving));
+        self.has_broken = self.views.iter().any(|view| matches!(view, SlotView::Broken));
         for (slot, pairs) in self.retired.drain(..) {
             let link = self.links.get(slot.0 as usize).and_then(|link| link.pairs.as_ref());
-            // A connection that was made and given up between two looks has no request, but may have arrivals.
+            // A connection that was made and given up between two polls has no request, but may have arrivals.
             if !link.is_some_and(|link| Arc::ptr_eq(link, &pairs)) {
                 for pair in pairs.all() {
                     self.send_queues.insert(pair.number(), slot);
@@ -133,7 +133,7 @@ impl VerbsEndpoint {
         for (index, (link, view)) in self.links.iter_mut().zip(&self.views).enumerate() {
             let slot = PeerSlot(index as u32);
             let next = match view {
-                View::Up(pairs) => Some(Arc::clone(pairs)),
+                SlotView::Up(pairs) => Some(Arc::clone(pairs)),
                 _ => None,
             };
             link.view = view.clone();
@@ -167,13 +167,13 @@ impl VerbsEndpoint {
     }
 
     /// Whether `slot` has a peer, so that arrivals from it count.
-    pub(crate) fn knows(&self, slot: PeerSlot) -> bool {
+    pub(crate) fn is_connected(&self, slot: PeerSlot) -> bool {
         let link = self.links.get(slot.0 as usize);
-        link.is_some_and(|link| matches!(link.view, View::Up(_) | View::Broken))
+        link.is_some_and(|link| matches!(link.view, SlotView::Up(_) | SlotView::Broken))
     }
 
-    /// Drops those of the first `read` ended connections that have no request posted any more: their completions are all
-    /// read. Then reports the peers that have left.
+    /// Drops those of the first `read` ended connections that have no request posted any more: their completions are
+    /// all read. Then reports the peers that have left.
     fn report_closed_peers(&mut self, read: usize) {
         let send_queues = &mut self.send_queues;
         let mut place = 0;
@@ -196,8 +196,8 @@ impl VerbsEndpoint {
                 let has_pairs = self.ending.iter().any(|(slot, _)| *slot == peer);
                 !has_pairs && self.replays.iter().all(|request| request.peer != peer)
             };
-            if matches!(link.view, View::Leaving) && is_over() {
-                link.view = View::Free;
+            if matches!(link.view, SlotView::Leaving) && is_over() {
+                link.view = SlotView::Free;
                 self.receives.forget(&self.shared.card, peer);
                 self.waiting.push_back(Event::PeerGone { peer });
                 self.shared.peers.end(peer);
@@ -236,9 +236,9 @@ impl VerbsEndpoint {
         let Self { links, send_queues, shared, requests, send_depth, .. } = self;
         let Some(link) = links.get_mut(run.peer.0 as usize) else { return (0, Some(PEER_CLOSED)) };
         let pairs = match (&link.view, &link.pairs) {
-            (View::Up(_), Some(pairs)) => pairs,
+            (SlotView::Up(_), Some(pairs)) => pairs,
             // The caller posts again once there is the next connection.
-            (View::Broken, _) => return (0, None),
+            (SlotView::Broken, _) => return (0, None),
             _ => return (0, Some(PEER_CLOSED)),
         };
         let choice = match run.kind {
@@ -253,10 +253,10 @@ impl VerbsEndpoint {
             let pair = match choice {
                 [only] => only,
                 all => {
-                    // Without a division, which takes many cycles.
-                    let turn = if link.turn < all.len() { link.turn } else { 0 };
-                    link.turn = turn + 1;
-                    &all[turn]
+                    // Avoids a division, which takes many cycles.
+                    let next = if link.next_pair < all.len() { link.next_pair } else { 0 };
+                    link.next_pair = next + 1;
+                    &all[next]
                 }
             };
             let Some(queue) = send_queues.get_mut(pair.number()) else { return (taken, Some(PEER_CLOSED)) };
@@ -291,11 +291,11 @@ impl VerbsEndpoint {
         let Some(link) = self.links.get(run.peer.0 as usize) else { return (0, Some(PEER_CLOSED)) };
         let Some(target) = link.pairs.as_ref().and_then(|pairs| pairs.flush) else {
             // The next connection of a broken link has a flush target.
-            let is_broken = matches!(link.view, View::Broken);
+            let is_broken = matches!(link.view, SlotView::Broken);
             return (0, (!is_broken).then_some(PEER_CLOSED));
         };
         let (read, piece) = self.shared.flush_page.read(run, target);
-        // SAFETY: the landing place lives as long as the domain, and nobody reads what lands there.
+        // SAFETY: the flush page lives as long as the domain, and no code reads the bytes that a flush writes there.
         unsafe { self.post_run(&read, &vec![piece; count]) }
     }
 
@@ -314,7 +314,7 @@ impl VerbsEndpoint {
             // SAFETY: the queue is open, and there is room for so many.
             let count = unsafe { ib::ibv_poll_cq(self.shared.card.cq.as_ptr(), most, into) };
             if count != 0 {
-                self.file(count);
+                self.queue_events(count);
                 any |= count > 0;
             }
             if count < most {
@@ -326,7 +326,7 @@ impl VerbsEndpoint {
     }
 
     /// Queues the events of `count` completions that were read; a negative `count` is an error of the card.
-    fn file(&mut self, count: c_int) {
+    fn queue_events(&mut self, count: c_int) {
         let entries = std::mem::take(&mut self.entries);
         for entry in entries.iter().take(count.max(0) as usize) {
             match entry.wr_id & RECEIVE {
@@ -360,14 +360,14 @@ impl VerbsEndpoint {
         // A completion of a queue pair that was dropped.
         let Some(queue) = self.send_queues.get_mut(entry.qp_num) else { return };
         let (waiting, requests) = (&mut self.waiting, &mut self.requests);
-        let tell = |Ended { first, count }| {
+        let report = |EndedRun { first, count }| {
             *requests -= count as usize;
             waiting.push_back(Event::Done { first, count });
         };
         if entry.status == ib::IBV_WC_SUCCESS {
-            return queue.posted.done(entry.wr_id, tell);
+            return queue.posted.done(entry.wr_id, report);
         }
-        let failed = queue.posted.failed(entry.wr_id, tell);
+        let failed = queue.posted.failed(entry.wr_id, report);
         let (slot, is_flushed) = (queue.slot, entry.status == ib::IBV_WC_WR_FLUSH_ERR);
         let status = of_completion(entry.status);
         if !is_flushed {
@@ -379,7 +379,8 @@ impl VerbsEndpoint {
             self.requests -= 1;
             match status.kind {
                 _ if is_flushed => self.flushed(request, cause),
-                // The kernel takes the keys of a killed process before its queue pairs, so that its death looks the same.
+                // The kernel takes the keys of a killed process before its queue pairs, so that its death looks the
+                // same.
                 ErrorKind::RemoteAccess => {
                     self.waiting.push_back(Event::FailedUnconfirmed { id: request.id, peer: slot, status });
                 }
@@ -389,8 +390,8 @@ impl VerbsEndpoint {
         self.mark_broken(slot, Some(entry.qp_num));
     }
 
-    /// Marks the connection of `slot` as broken, if the queue pair `number`, which has failed, belongs to it. The peer then
-    /// gets the offer of the next connection.
+    /// Marks the connection of `slot` as broken, if the queue pair `number`, which has failed, belongs to it. The peer
+    /// then gets the offer of the next connection.
     pub(crate) fn mark_broken(&mut self, slot: PeerSlot, number: Option<u32>) {
         if self.shared.peers.broke(slot, number) {
             self.waiting.push_back(Event::EndpointChanged);
@@ -402,12 +403,13 @@ impl VerbsEndpoint {
 
     /// The peer of a queue pair.
     fn owner(&self, number: u32) -> Option<PeerSlot> {
-        self.send_queues.get(number).map(|queue| queue.slot).filter(|slot| self.knows(*slot))
+        self.send_queues.get(number).map(|queue| queue.slot).filter(|slot| self.is_connected(*slot))
     }
 
-    /// The peer of a queue pair that the endpoint does not know: the control side has connected the queue pair since the
-    /// last look at the slots, or is connecting it now. A peer that has connected its own side may send before this side
-    /// has finished, and the card acknowledges that. So a slot names its queue pairs while they are being connected.
+    /// The peer of a queue pair that the endpoint does not know: the control side has connected the queue pair since
+    /// the last refresh of the slots, or is connecting it now. A peer that has connected its own side may send before
+    /// this side has finished, and the card acknowledges that. So a slot names its queue pairs while they are being
+    /// connected.
     #[cold]
     fn new_owner(&mut self, number: u32) -> Option<PeerSlot> {
         self.refresh();
@@ -436,19 +438,19 @@ impl VerbsEndpoint {
                 let imm = (entry.wc_flags & WITH_IMM != 0).then_some(imm);
                 self.receives.arrived(buffer, peer, entry.byte_len, imm);
             }
-            None => self.receives.give(&self.shared.card, buffer),
+            None => self.receives.post_buffer(&self.shared.card, buffer),
         }
     }
 
-    /// Gives up the card, which does not work any more. Destroys its queue pairs before it reports the loss: from then on
-    /// the card writes no byte of a peer and sends no byte of ours.
+    /// Gives up the card, which does not work any more. Destroys its queue pairs before it reports the loss: from then
+    /// on the card writes no byte of a peer and sends no byte of ours.
     fn lose(&mut self, code: c_int) {
         if std::mem::replace(&mut self.is_lost, true) {
             return;
         }
         let status = Status { kind: ErrorKind::DeviceLost, code };
         for queue in self.send_queues.all() {
-            for Ended { first, count } in queue.posted.take_all() {
+            for EndedRun { first, count } in queue.posted.take_all() {
                 let failed = (first..first + u64::from(count)).map(|id| Event::Failed { id, status });
                 self.waiting.extend(failed);
             }
@@ -456,7 +458,7 @@ impl VerbsEndpoint {
         self.requests = 0;
         let replays = self.replays.drain(..).map(|request| Event::Failed { id: request.id, status });
         self.waiting.extend(replays);
-        let receives = self.receives.take_wanted();
+        let receives = self.receives.take_all();
         self.waiting.extend(receives.into_iter().map(|id| Event::ReceiveFailed { id, status }));
         self.destroy_queue_pairs();
         self.loss = Some(status);
@@ -490,8 +492,8 @@ impl VerbsEndpoint {
             let Some(request) = self.replays.pop_front() else { break };
             let view = self.links.get(request.peer.0 as usize).map(|link| &link.view);
             match view {
-                Some(View::Broken) => self.replays.push_back(request),
-                Some(View::Up(_)) => {
+                Some(SlotView::Broken) => self.replays.push_back(request),
+                Some(SlotView::Up(_)) => {
                     let piece = Piece { local: request.local, remote: request.remote, len: request.len };
                     // SAFETY: the request was accepted and its end not reported, so that its memory is still valid.
                     let (taken, error) = unsafe { self.post_run(&request, &[piece]) };
@@ -543,7 +545,7 @@ impl Endpoint for VerbsEndpoint {
             return LOST;
         }
         let most = self.shared.capabilities.recv_depth as usize;
-        self.receives.want(&self.shared.card, batch, most)
+        self.receives.add(&self.shared.card, batch, most)
     }
 
     fn poll(&mut self, into: &mut Completions) {
@@ -558,8 +560,8 @@ impl Endpoint for VerbsEndpoint {
             self.replay();
         }
         // A connection is dropped only after all completions that came before its end are read.
-        let may_part = self.is_drained || self.is_lost;
-        if may_part && (self.has_leaving || !self.ending.is_empty()) {
+        let may_close = self.is_drained || self.is_lost;
+        if may_close && (self.has_leaving || !self.ending.is_empty()) {
             self.refresh();
             self.report_closed_peers(stopped);
         }
@@ -618,14 +620,14 @@ impl Endpoint for VerbsEndpoint {
         match (status.kind, status.code) {
             (ErrorKind::DeviceLost, code) => format!("{}: error {code}", self.shared.card.device.name),
             (_, 0) => String::new(),
-            (_, code) => words(code),
+            (_, code) => error_text(code),
         }
     }
 }
 
 impl Drop for VerbsEndpoint {
     fn drop(&mut self) {
-        // The queue pairs are destroyed: the card touches no memory after that.
+        // Destroys the queue pairs: the card touches no memory after that.
         self.links.clear();
         self.ending.clear();
         self.retired.clear();
@@ -650,5 +652,48 @@ fn may_repeat(request: &WorkRequest, cause: Option<Status>) -> bool {
     was_refused || (request.kind != WorkKind::Send && request.imm.is_none())
 }
 
+/// A lost device: a soft-RoCE device whose completions cannot be read any more.
 #[cfg(all(test, target_os = "linux"))]
-mod tests;
+mod tests {
+    use std::ptr::null_mut;
+
+    use multirail_spi::{Armed, Completions, Domain, ReceiveRequest};
+
+    use super::*;
+    use crate::soft_roce::{LEN, TestEndpoint};
+
+    #[test]
+    #[ignore = "needs soft-RoCE: ci/rdma-vm/suite"]
+    fn nothing_lands_once_the_loss_of_the_device_is_reported() {
+        let (mut near, mut far) = (TestEndpoint::open("rxe0"), TestEndpoint::open("rxe1"));
+        near.complete(&far);
+        far.complete(&near);
+        assert!(matches!(far.write(1, &near), Event::Done { .. }));
+        assert!(near.bytes() == [1; LEN]);
+        let receive = |id| ReceiveRequest { id, local: null_mut(), lkey: 0, len: 0 };
+        // SAFETY: no message arrives for the receive.
+        assert_eq!(unsafe { near.endpoint.post_recv(&[receive(7)]) }.accepted, 1);
+
+        near.lose();
+        let mut events = Completions::with_room(16);
+        near.endpoint.poll(&mut events);
+        let status = Status { kind: ErrorKind::DeviceLost, code: -1 };
+        assert_eq!(events.as_slice(), [Event::ReceiveFailed { id: 7, status }, Event::DeviceLost { status }]);
+
+        // The user may use the memory for something else from now on.
+        let late = far.write(2, &near);
+        assert!(near.bytes() == [1; LEN], "a late byte has landed; its write ended as {late:?}");
+        assert!(!matches!(late, Event::Done { .. }), "{late:?}");
+
+        // The endpoint posts and connects nothing any more, and still reports the end of the peer.
+        // SAFETY: the endpoint refuses the receive.
+        let refused = unsafe { near.endpoint.post_recv(&[receive(8)]) };
+        assert_eq!((refused.accepted, refused.error.map(|why| why.kind)), (0, Some(ErrorKind::DeviceLost)));
+        let refused = near.domain.connector().prepare().err().unwrap();
+        assert_eq!(refused.kind(), ErrorKind::DeviceLost);
+        assert!(matches!(near.endpoint.arm(), Armed::Unsupported));
+        near.domain.connector().disconnect(near.slot);
+        let gone = Event::PeerGone { peer: near.slot };
+        assert_eq!(near.until(|event| *event == gone), gone);
+    }
+}

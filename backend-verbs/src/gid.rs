@@ -1,14 +1,14 @@
-//! The address of a port on RoCE and InfiniBand, and which of several stands for it.
+//! GIDs, the addresses of a port on RoCE and InfiniBand, and the choice among several.
 //!
-//! The wrong one is the most frequent reason for a connection that never comes up: RoCE v1 does not
-//! cross a router, a link-local address may mean another card of the same host.
+//! A wrong GID is the most frequent reason why a connection does not come up: routers do not forward RoCE v1, and a
+//! link-local address may belong to another card of the same host.
 
 use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use multirail_spi::{Error, ErrorKind, Result};
 
-/// How packets to a GID look on the wire (`enum ibv_gid_type`).
+/// The packet format of a GID (`enum ibv_gid_type`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Wire {
     InfiniBand,
@@ -16,7 +16,7 @@ pub(crate) enum Wire {
     RoceV2,
 }
 
-/// One of a port's addresses.
+/// An address of a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Gid {
     pub index: u8,
@@ -24,14 +24,14 @@ pub(crate) struct Gid {
     pub wire: Wire,
 }
 
-/// How far an address reaches.
+/// The scope of an address: where its packets can go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Reach {
-    /// The same link.
+enum GidScope {
+    /// The same link only.
     Link,
-    /// Beyond it, as IPv6 is routed.
+    /// Other links too, by IPv6 routing.
     Global,
-    /// Beyond it, as IPv4 is routed: what most RoCE networks are set up for.
+    /// Other links too, by IPv4 routing, for which most RoCE networks are set up.
     Ipv4,
 }
 
@@ -40,20 +40,20 @@ impl Gid {
         Ipv6Addr::from(self.bytes)
     }
 
-    /// As IPv4, if it is such.
+    /// The IPv4 address, if the GID has one.
     pub(crate) fn ipv4(&self) -> Option<Ipv4Addr> {
         self.address().to_ipv4_mapped()
     }
 
-    fn reach(&self) -> Reach {
+    fn scope(&self) -> GidScope {
         match (self.ipv4(), self.address().is_unicast_link_local()) {
-            (Some(_), _) => Reach::Ipv4,
-            (None, true) => Reach::Link,
-            (None, false) => Reach::Global,
+            (Some(_), _) => GidScope::Ipv4,
+            (None, true) => GidScope::Link,
+            (None, false) => GidScope::Global,
         }
     }
 
-    /// Why it does not stand for a port of Ethernet; `None` if it may.
+    /// The reason why an Ethernet port cannot use the GID. `None` if it can.
     fn refusal(&self) -> Option<&'static str> {
         match self.wire {
             Wire::RoceV2 => None,
@@ -72,47 +72,47 @@ impl fmt::Display for Gid {
     }
 }
 
-/// GIDs that are offered to a peer, at most.
+/// The most GIDs that are offered to a peer.
 pub(crate) const MOST: usize = 16;
 
-/// Those of a port's GIDs that may stand for it, the best one first: the one asked for; or of Ethernet
-/// those of RoCE v2, by how far they reach; of InfiniBand the first.
+/// The usable GIDs of a port, the best one first. If the user asked for a GID, only that one. On Ethernet, the GIDs of
+/// RoCE v2, sorted by scope. On InfiniBand, the first GID.
 fn candidates(all: &[Gid], is_ethernet: bool, asked: Option<u8>) -> Vec<Gid> {
     let mut usable: Vec<_> = match asked {
         Some(index) => all.iter().filter(|gid| gid.index == index).copied().collect(),
         None if is_ethernet => all.iter().filter(|gid| gid.refusal().is_none()).copied().collect(),
         None => all.iter().take(1).copied().collect(),
     };
-    usable.sort_by_key(|gid| std::cmp::Reverse(gid.reach()));
+    usable.sort_by_key(|gid| std::cmp::Reverse(gid.scope()));
     usable.truncate(MOST);
     usable
 }
 
-/// Which of ours and which of theirs stand for a connection: of those of one kind that reach farthest,
-/// the two that have most in common, as addresses of one network do. Both sides come to the same two.
-pub(crate) fn meet(ours: &[Gid], theirs: &[[u8; 16]]) -> Option<(Gid, [u8; 16])> {
+/// Chooses a GID of each side for a connection. Both GIDs have the same scope, the widest that both sides have. Among
+/// those, the two share the longest prefix, as addresses of one network do. Both sides choose the same two.
+pub(crate) fn choose_common(ours: &[Gid], theirs: &[[u8; 16]]) -> Option<(Gid, [u8; 16])> {
     let number = |bytes: [u8; 16]| u128::from_be_bytes(bytes);
     let two = ours.iter().flat_map(|our| theirs.iter().map(move |their| (*our, *their)));
-    let alike = two.filter(|(our, their)| our.reach() == Gid { bytes: *their, ..*our }.reach());
+    let alike = two.filter(|(our, their)| our.scope() == Gid { bytes: *their, ..*our }.scope());
     alike.max_by_key(|(our, their)| {
         let (a, b) = (number(our.bytes), number(*their));
-        // Where several are as good: whatever both sides agree on, the lowest.
-        (our.reach(), (a ^ b).leading_zeros(), std::cmp::Reverse((a.min(b), a.max(b))))
+        // If several pairs are equally good, both sides take the lowest.
+        (our.scope(), (a ^ b).leading_zeros(), std::cmp::Reverse((a.min(b), a.max(b))))
     })
 }
 
-/// The GID that stands for a port where the peer leaves the choice, and what is to be said of it.
+/// The GID that a port prefers, and the reasons against the others.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Choice {
+pub(crate) struct GidChoice {
     pub gid: Gid,
-    /// It, and what else may stand for the port, the best one first.
+    /// All usable GIDs, the best one first. The first is `gid`.
     pub candidates: Vec<Gid>,
-    /// Each other one, and why not that.
+    /// Each other GID, and why it was not chosen.
     pub others: Vec<(Gid, &'static str)>,
 }
 
-/// Chooses among a port's GIDs.
-pub(crate) fn choose(all: &[Gid], is_ethernet: bool, asked: Option<u8>) -> Result<Choice> {
+/// Chooses the preferred GID of a port. `asked` is the index that the user asked for.
+pub(crate) fn choose(all: &[Gid], is_ethernet: bool, asked: Option<u8>) -> Result<GidChoice> {
     let list = || all.iter().map(Gid::to_string).collect::<Vec<_>>().join(", ");
     let candidates = candidates(all, is_ethernet, asked);
     let Some(gid) = candidates.first().copied() else {
@@ -126,12 +126,12 @@ pub(crate) fn choose(all: &[Gid], is_ethernet: bool, asked: Option<u8>) -> Resul
     let why = |other: &Gid| match other.refusal().filter(|_| is_ethernet) {
         Some(why) => why,
         None if asked.is_some() => "another one was asked for",
-        None if is_ethernet && other.reach() == Reach::Link => "reaches its own link only",
-        None if is_ethernet && other.reach() < gid.reach() => "IPv4 comes first",
+        None if is_ethernet && other.scope() == GidScope::Link => "reaches its own link only",
+        None if is_ethernet && other.scope() < gid.scope() => "IPv4 comes first",
         None => "for peers of its own network",
     };
     let others = all.iter().filter(|other| **other != gid).map(|other| (*other, why(other))).collect();
-    Ok(Choice { gid, candidates, others })
+    Ok(GidChoice { gid, candidates, others })
 }
 
 #[cfg(test)]
@@ -142,7 +142,7 @@ mod tests {
         Gid { index, bytes: address.parse::<Ipv6Addr>().unwrap().octets(), wire }
     }
 
-    /// As a card of two addresses shows them.
+    /// The GIDs of a card with an IPv4 and an IPv6 address.
     fn usual() -> Vec<Gid> {
         vec![
             gid(0, "fe80::1", Wire::RoceV1),
@@ -191,10 +191,10 @@ mod tests {
             (&[], None),
         ] {
             let peer = theirs(peer);
-            let met = meet(&ours, &bytes(&peer));
+            let met = choose_common(&ours, &bytes(&peer));
             assert_eq!(met.map(|(our, _)| our.index), want.map(|(our, _)| our), "{peer:?}");
-            // The other side comes to the same.
-            let there = meet(&peer, &bytes(&ours));
+            // The other side chooses the same two.
+            let there = choose_common(&peer, &bytes(&ours));
             assert_eq!(
                 there.map(|(their, our)| (our, their.bytes)),
                 met.map(|(our, their)| (our.bytes, their))
@@ -202,7 +202,7 @@ mod tests {
             assert_eq!(there.map(|(their, _)| their.index), want.map(|(_, their)| their), "{peer:?}");
         }
         let only_ipv6 = candidates(&usual()[4..5], true, None);
-        assert_eq!(meet(&only_ipv6, &bytes(&theirs(&["::ffff:10.77.0.2"]))), None);
+        assert_eq!(choose_common(&only_ipv6, &bytes(&theirs(&["::ffff:10.77.0.2"]))), None);
     }
 
     #[test]

@@ -1,23 +1,22 @@
 //! multirail's verbs backend: RoCE v2 and InfiniBand over libibverbs' reliable connections.
 //!
-//! [`Verbs`] opens ports of RDMA cards. libibverbs is opened at run time: a machine without it
-//! builds and starts, and says what is missing.
+//! [`Verbs`] opens ports of RDMA cards. It opens libibverbs at run time: a program also builds and starts on a machine
+//! without libibverbs, and then reports what is missing.
 //!
-//! A transport core endpoint is a completion queue with two shared receive queues: one of receives
-//! without buffers, that writes with imm take, one of message buffers. Each peer has queue pairs of
-//! its own, several for writes and reads, and one for messages.
-#![cfg_attr(not(target_os = "linux"), allow(dead_code, reason = "there is no card to open"))]
+//! An endpoint has a completion queue and two shared receive queues. One has receives without buffers, which arriving
+//! imms take. The other has buffers for messages. Each peer has queue pairs of its own: several for writes and reads,
+//! and one for messages.
+#![cfg_attr(not(target_os = "linux"), allow(dead_code, reason = "only Linux has RDMA cards"))]
 
 mod backend;
 mod config;
 mod connector;
 mod device;
+mod device_memory;
 mod domain;
 mod endpoint;
-mod far;
 mod flush;
 mod gid;
-mod library;
 mod objects;
 mod peers;
 mod port;
@@ -33,4 +32,4 @@ mod submit;
 
 pub use backend::Verbs;
 pub use config::VerbsConfig;
-pub use library::libibverbs_opens;
+pub use objects::libibverbs_opens;

@@ -1,11 +1,13 @@
-//! libibverbs' objects, destroyed when dropped, and in the right order by who holds whom.
+//! The libibverbs of this process, and its objects. Dropping an object destroys it. An object that was made from
+//! another one is held by a value that also holds the other, so that they are destroyed in the right order.
 
 use std::ptr::NonNull;
+use std::sync::OnceLock;
 
-use multirail_spi::{Error, Result};
+use multirail_spi::{Error, ErrorKind, Result};
 use rdma_sys as ib;
+use rdma_sys::{Library, LoadError};
 
-use crate::library::library;
 use crate::status::os_error;
 
 /// An open object.
@@ -13,11 +15,11 @@ pub(crate) struct Object<T: Destroy>(NonNull<T>);
 
 /// How an object is destroyed.
 pub(crate) trait Destroy {
-    /// What people call it.
+    /// The name of the object in messages.
     const NAME: &'static str;
 
     /// # Safety
-    /// The object is open, nothing that was made of it is, and it is not used again.
+    /// The object is open, every object that was made from it is destroyed, and it is not used again.
     unsafe fn destroy(library: &ib::Library, object: *mut Self) -> i32;
 }
 
@@ -51,19 +53,19 @@ unsafe impl<T: Destroy> Send for Object<T> {}
 unsafe impl<T: Destroy> Sync for Object<T> {}
 
 impl<T: Destroy> Object<T> {
-    /// What a call gave; where that is null, the error of `errno`.
+    /// Wraps the result of a call. Returns the error of `errno` if the result is null.
     pub(crate) fn of(object: *mut T, operation: &'static str) -> Result<Self> {
         let refused = || -> Error { os_error(operation, &format!("a {}", T::NAME), last_errno()) };
         NonNull::new(object).map(Self).ok_or_else(refused)
     }
 
-    /// Destroys the object; gives it back with the error where libibverbs does not.
+    /// Destroys the object. If libibverbs refuses, returns the object and the error.
     pub(crate) fn close(self, operation: &'static str) -> Result<(), (Self, Error)> {
         let library = match library() {
             Ok(library) => library,
             Err(error) => return Err((self, error)),
         };
-        // SAFETY: open; who holds it lets go of what was made of it first.
+        // SAFETY: the object is open; its holder destroys first what was made from it.
         match unsafe { T::destroy(library, self.as_ptr()) } {
             0 => {
                 std::mem::forget(self);
@@ -89,10 +91,37 @@ pub(crate) fn last_errno() -> i32 {
 impl<T: Destroy> Drop for Object<T> {
     fn drop(&mut self) {
         let Ok(library) = library() else { return };
-        // SAFETY: open, and dropped once; who holds it lets go of what was made of it first.
+        // SAFETY: the object is open and dropped once; its holder destroys first what was made from it.
         let code = unsafe { T::destroy(library, self.as_ptr()) };
         if code != 0 {
             tracing::warn!(code, "libibverbs does not destroy a {}", T::NAME);
         }
     }
+}
+
+/// The environment variable with the name of the library. The default is [`DEFAULT_NAME`].
+pub(crate) const VARIABLE: &str = "MULTIRAIL_LIBIBVERBS";
+const DEFAULT_NAME: &str = "libibverbs.so.1";
+
+/// The library. The first call opens it, by the name in `MULTIRAIL_LIBIBVERBS` if that is not empty.
+pub(crate) fn library() -> Result<&'static Library> {
+    static LIBRARY: OnceLock<Result<Library, LoadError>> = OnceLock::new();
+    let open = || {
+        let named = std::env::var(VARIABLE).ok().filter(|name| !name.is_empty());
+        let name = named.unwrap_or_else(|| DEFAULT_NAME.to_owned());
+        // SAFETY: the name is the default one, or the user says that it is libibverbs.
+        unsafe { Library::open(&name) }
+    };
+    LIBRARY
+        .get_or_init(open)
+        .as_ref()
+        .map_err(|why| Error::new(ErrorKind::Unsupported, "open libibverbs", why.to_string()))
+}
+
+/// Checks that libibverbs can be opened, and opens it.
+///
+/// # Errors
+/// `Unsupported`: the library is missing, or is not libibverbs.
+pub fn libibverbs_opens() -> Result<()> {
+    library().map(|_| ())
 }

@@ -5,13 +5,13 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use multirail_spi::{Error, ErrorKind, PeerSlot, Result, SlotTable, claim_slot};
 
-use crate::flush::Target;
+use crate::flush::FlushTarget;
 use crate::queue_pair::QueuePair;
 
 /// The number of a connection among those that two sides make one after another. From the second connection on, both
 /// sides use the same number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub(crate) struct Turn {
+pub(crate) struct ConnectionNumber {
     /// 0 for the first connection; for each later one, the number of the broken connection plus 1. An offer of a
     /// generation that the slot has had is stale: its sender has taken another offer meanwhile.
     pub(crate) generation: u64,
@@ -25,8 +25,8 @@ pub(crate) struct QueuePairs {
     pub(crate) accesses: Vec<QueuePair>,
     pub(crate) messages: QueuePair,
     /// The memory of the peer that a flush reads, once connected.
-    pub(crate) flush: Option<Target>,
-    pub(crate) turn: Turn,
+    pub(crate) flush: Option<FlushTarget>,
+    pub(crate) connection: ConnectionNumber,
 }
 
 impl QueuePairs {
@@ -42,18 +42,19 @@ impl QueuePairs {
 
 /// The state of a slot.
 #[derive(Default)]
-pub(crate) enum Slot {
+pub(crate) enum SlotState {
     #[default]
     Free,
     /// Offered to a peer that has not answered.
     Offered(QueuePairs),
     /// The control side is connecting the queue pairs that were offered.
     Joining {
-        turn: Turn,
+        connection: ConnectionNumber,
         was_up: bool,
     },
     Up(Arc<QueuePairs>),
-    /// The connection of that generation failed. `offer` has the queue pairs of the next one, once the peer has the offer.
+    /// The connection of that generation failed. `offer` has the queue pairs of the next one, once the peer has the
+    /// offer.
     Broken {
         generation: u64,
         offer: Option<QueuePairs>,
@@ -66,26 +67,29 @@ pub(crate) enum Slot {
     Gone,
 }
 
-impl Slot {
-    fn view(&self) -> View {
+impl SlotState {
+    fn view(&self) -> SlotView {
         match self {
-            Self::Free | Self::Offered(_) | Self::Joining { was_up: false, .. } | Self::Gone => View::Free,
-            Self::Up(pairs) => View::Up(Arc::clone(pairs)),
-            Self::Broken { .. } | Self::Joining { was_up: true, .. } => View::Broken,
-            Self::Lost => View::Lost,
-            Self::Leaving => View::Leaving,
+            Self::Free | Self::Offered(_) | Self::Joining { was_up: false, .. } | Self::Gone => {
+                SlotView::Free
+            }
+            Self::Up(pairs) => SlotView::Up(Arc::clone(pairs)),
+            Self::Broken { .. } | Self::Joining { was_up: true, .. } => SlotView::Broken,
+            Self::Lost => SlotView::Lost,
+            Self::Leaving => SlotView::Leaving,
         }
     }
 
-    /// Whether this side takes the peer's offer of the next connection. If not, the peer has left, or it takes our offer.
-    pub(crate) fn takes(&self, offer: Turn) -> bool {
+    /// Whether this side takes the peer's offer of the next connection. If not, the peer has left, or it takes our
+    /// offer.
+    pub(crate) fn takes(&self, offer: ConnectionNumber) -> bool {
         match self {
-            Self::Broken { offer: Some(ours), .. } if ours.turn.generation == offer.generation => {
-                offer.nonce < ours.turn.nonce
+            Self::Broken { offer: Some(ours), .. } if ours.connection.generation == offer.generation => {
+                offer.nonce < ours.connection.nonce
             }
             Self::Broken { generation, .. } => offer.generation > *generation,
-            Self::Joining { turn, was_up: true } => offer.generation > turn.generation,
-            Self::Up(pairs) => offer.generation > pairs.turn.generation,
+            Self::Joining { connection, was_up: true } => offer.generation > connection.generation,
+            Self::Up(pairs) => offer.generation > pairs.connection.generation,
             _ => false,
         }
     }
@@ -93,24 +97,26 @@ impl Slot {
 
 /// All slots, and the queue pairs that no slot has.
 #[derive(Default)]
-pub(crate) struct Table {
-    pub(crate) slots: Vec<Slot>,
+pub(crate) struct PeerSlots {
+    pub(crate) slots: Vec<SlotState>,
     /// Queue pairs that are being connected, by their numbers.
     joining: Vec<(u32, PeerSlot)>,
-    /// Connections that slots have given up, and that the endpoint may have never seen. The endpoint still reports their
-    /// arrivals.
+    /// Connections that slots have given up, and that the endpoint may have never seen. The endpoint still reports
+    /// their arrivals.
     retired: Vec<(PeerSlot, Arc<QueuePairs>)>,
 }
 
-impl Table {
+impl PeerSlots {
     /// The slot of that number.
-    pub(crate) fn slot(&mut self, slot: PeerSlot) -> Result<&mut Slot> {
+    pub(crate) fn slot(&mut self, slot: PeerSlot) -> Result<&mut SlotState> {
         self.slots.get_mut(slot.0 as usize).ok_or_else(too_late)
     }
 
     /// Gives `slot` another state. Returns the connection that it had.
-    pub(crate) fn set(&mut self, slot: PeerSlot, state: Slot) -> Option<Arc<QueuePairs>> {
-        let Slot::Up(pairs) = std::mem::replace(&mut self.slots[slot.0 as usize], state) else { return None };
+    pub(crate) fn set(&mut self, slot: PeerSlot, state: SlotState) -> Option<Arc<QueuePairs>> {
+        let SlotState::Up(pairs) = std::mem::replace(&mut self.slots[slot.0 as usize], state) else {
+            return None;
+        };
         self.retired.push((slot, Arc::clone(&pairs)));
         Some(pairs)
     }
@@ -123,8 +129,11 @@ impl Table {
     /// Gives the endpoint the queue pairs of a join that no slot takes. The peer may have sent to them: if it is still
     /// connected, the endpoint reports those arrivals.
     fn retire(&mut self, slot: PeerSlot, pairs: QueuePairs) {
-        let is_there = |slot: &Slot| {
-            matches!(slot, Slot::Joining { was_up: true, .. } | Slot::Up(_) | Slot::Broken { .. })
+        let is_there = |slot: &SlotState| {
+            matches!(
+                slot,
+                SlotState::Joining { was_up: true, .. } | SlotState::Up(_) | SlotState::Broken { .. }
+            )
         };
         if self.slots.get(slot.0 as usize).is_some_and(is_there) {
             pairs.fail();
@@ -133,8 +142,8 @@ impl Table {
     }
 }
 
-/// Queue pairs that the control side is connecting. The fields are dropped in order: the join ends after its queue pairs
-/// are destroyed.
+/// Queue pairs that the control side is connecting. The fields are dropped in order: the join ends after its queue
+/// pairs are destroyed.
 pub(crate) struct Joining<'a> {
     pub(crate) pairs: QueuePairs,
     pub(crate) _join: Join<'a>,
@@ -175,7 +184,7 @@ impl Drop for Join<'_> {
 
 /// The state of a slot as the endpoint sees it.
 #[derive(Clone, Default)]
-pub(crate) enum View {
+pub(crate) enum SlotView {
     #[default]
     Free,
     Up(Arc<QueuePairs>),
@@ -187,7 +196,7 @@ pub(crate) enum View {
 /// All slots of a domain.
 #[derive(Default)]
 pub(crate) struct Peers {
-    table: SlotTable<Table>,
+    table: SlotTable<PeerSlots>,
     /// The device is lost: no slot gets queue pairs any more. Changed with `table` locked.
     is_lost: AtomicBool,
     /// Joins that are under way. A join begins with `table` locked, as long as the device works.
@@ -196,18 +205,18 @@ pub(crate) struct Peers {
 
 impl Peers {
     /// Locks the table. A caller that changes a slot calls [`Peers::changed`].
-    pub(crate) fn lock(&self) -> MutexGuard<'_, Table> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, PeerSlots> {
         self.table.lock()
     }
 
     /// Locks the table to give a slot queue pairs. Fails if the device is lost.
-    pub(crate) fn lock_working(&self) -> Result<MutexGuard<'_, Table>> {
+    pub(crate) fn lock_working(&self) -> Result<MutexGuard<'_, PeerSlots>> {
         let table = self.lock();
         self.works(&table)?;
         Ok(table)
     }
 
-    fn works(&self, _table: &MutexGuard<'_, Table>) -> Result<()> {
+    fn works(&self, _table: &MutexGuard<'_, PeerSlots>) -> Result<()> {
         if self.is_lost.load(Ordering::Relaxed) {
             return Err(Error::new(
                 ErrorKind::DeviceLost,
@@ -219,7 +228,7 @@ impl Peers {
     }
 
     /// Begins a join; the caller holds the slots that [`Peers::lock_working`] gave.
-    pub(crate) fn begin_join(&self, _table: &MutexGuard<'_, Table>) -> Join<'_> {
+    pub(crate) fn begin_join(&self, _table: &MutexGuard<'_, PeerSlots>) -> Join<'_> {
         self.joins.begin()
     }
 
@@ -234,20 +243,20 @@ impl Peers {
     pub(crate) fn take_offered(
         &self,
         slot: PeerSlot,
-        answered: Option<Turn>,
+        answered: Option<ConnectionNumber>,
         count: usize,
     ) -> Result<Option<Joining<'_>>> {
         let mut table = self.lock_working()?;
         let state = table.slot(slot)?;
         let pairs = match std::mem::take(state) {
-            Slot::Offered(pairs) if answered.is_none() => pairs,
-            Slot::Broken { offer: Some(pairs), .. } if answered == Some(pairs.turn) => pairs,
+            SlotState::Offered(pairs) if answered.is_none() => pairs,
+            SlotState::Broken { offer: Some(pairs), .. } if answered == Some(pairs.connection) => pairs,
             other => {
                 *state = other;
                 return Ok(None);
             }
         };
-        *state = Slot::Joining { turn: pairs.turn, was_up: answered.is_some() };
+        *state = SlotState::Joining { connection: pairs.connection, was_up: answered.is_some() };
         // The peer connects `count` of them. The others are destroyed.
         let connected = pairs.accesses.iter().take(count).chain([&pairs.messages]);
         table.joining.extend(connected.map(|pair| (pair.number(), slot)));
@@ -260,8 +269,14 @@ impl Peers {
         let mut table = self.lock();
         self.is_lost.store(true, Ordering::Relaxed);
         for slot in &mut table.slots {
-            if matches!(slot, Slot::Offered(_) | Slot::Joining { .. } | Slot::Up(_) | Slot::Broken { .. }) {
-                *slot = Slot::Lost;
+            if matches!(
+                slot,
+                SlotState::Offered(_)
+                    | SlotState::Joining { .. }
+                    | SlotState::Up(_)
+                    | SlotState::Broken { .. }
+            ) {
+                *slot = SlotState::Lost;
             }
         }
         self.changed();
@@ -269,7 +284,7 @@ impl Peers {
 
     /// Removes all slots. Returns once all queue pairs are destroyed: a join that is under way finds no slot for them.
     pub(crate) fn clear(&self) {
-        *self.lock() = Table::default();
+        *self.lock() = PeerSlots::default();
         self.joins.await_none();
     }
 
@@ -280,16 +295,16 @@ impl Peers {
     pub(crate) fn reserve(&self, pairs: QueuePairs) -> Result<PeerSlot> {
         let mut table = self.lock_working()?;
         let slots = &mut table.slots;
-        let index = claim_slot(slots, |slot| matches!(slot, Slot::Free));
-        slots[index] = Slot::Offered(pairs);
+        let index = claim_slot(slots, |slot| matches!(slot, SlotState::Free));
+        slots[index] = SlotState::Offered(pairs);
         Ok(PeerSlot(index as u32))
     }
 
     pub(crate) fn leave(&self, slot: PeerSlot) {
         let mut table = self.lock();
-        let is_ours = |slot: &Slot| !matches!(slot, Slot::Free | Slot::Gone);
+        let is_ours = |slot: &SlotState| !matches!(slot, SlotState::Free | SlotState::Gone);
         if table.slots.get(slot.0 as usize).is_some_and(is_ours) {
-            table.set(slot, Slot::Leaving);
+            table.set(slot, SlotState::Leaving);
             self.changed();
         }
     }
@@ -302,9 +317,10 @@ impl Peers {
         table.end_join(&pairs);
         self.works(&table)?;
         let state = table.slot(slot)?;
-        let is_still = matches!(state, Slot::Joining { turn, .. } if *turn == pairs.turn);
+        let is_still =
+            matches!(state, SlotState::Joining { connection, .. } if *connection == pairs.connection);
         if is_still {
-            *state = Slot::Up(Arc::new(pairs));
+            *state = SlotState::Up(Arc::new(pairs));
         } else {
             table.retire(slot, pairs);
         }
@@ -313,16 +329,17 @@ impl Peers {
     }
 
     /// Ends a join that has failed. The table forgets the numbers of its queue pairs before these are destroyed, as the
-    /// card may give the numbers to queue pairs of another peer. The peer has taken the offer, so that the next offer has
-    /// the next generation.
+    /// card may give the numbers to queue pairs of another peer. The peer has taken the offer, so that the next offer
+    /// has the next generation.
     pub(crate) fn fail(&self, slot: PeerSlot, joining: Joining<'_>) {
         let Joining { _join, pairs } = joining;
         let mut table = self.lock();
         table.end_join(&pairs);
         let Ok(state) = table.slot(slot) else { return };
-        let generation = pairs.turn.generation;
-        if matches!(state, Slot::Joining { turn, was_up: true } if *turn == pairs.turn) {
-            *state = Slot::Broken { generation, offer: None };
+        let generation = pairs.connection.generation;
+        if matches!(state, SlotState::Joining { connection, was_up: true } if *connection == pairs.connection)
+        {
+            *state = SlotState::Broken { generation, offer: None };
         }
         table.retire(slot, pairs);
         self.changed();
@@ -331,45 +348,50 @@ impl Peers {
     /// The slot of the queue pair `number`, if that is connected or being connected.
     pub(crate) fn owner(&self, number: u32) -> Option<PeerSlot> {
         let table = self.lock();
-        let is_up =
-            |slot: &Slot| matches!(slot, Slot::Up(pairs) if pairs.all().any(|pair| pair.number() == number));
+        let is_up = |slot: &SlotState| matches!(slot, SlotState::Up(pairs) if pairs.all().any(|pair| pair.number() == number));
         if let Some(index) = table.slots.iter().position(is_up) {
             return Some(PeerSlot(index as u32));
         }
-        let is_there = |slot: &Slot| matches!(slot, Slot::Joining { .. } | Slot::Up(_) | Slot::Broken { .. });
+        let is_there = |slot: &SlotState| {
+            matches!(slot, SlotState::Joining { .. } | SlotState::Up(_) | SlotState::Broken { .. })
+        };
         let (_, slot) = table.joining.iter().find(|(of, _)| *of == number)?;
         table.slots.get(slot.0 as usize).is_some_and(is_there).then_some(*slot)
     }
 
     /// Marks a slot whose last request is over.
     pub(crate) fn end(&self, slot: PeerSlot) {
-        self.lock().slots[slot.0 as usize] = Slot::Gone;
+        self.lock().slots[slot.0 as usize] = SlotState::Gone;
         self.changed();
     }
 
     /// Frees a slot for the next peer.
     pub(crate) fn free(&self, slot: PeerSlot) {
-        self.lock().slots[slot.0 as usize] = Slot::Free;
+        self.lock().slots[slot.0 as usize] = SlotState::Free;
     }
 
-    /// Marks the slot's connection as broken: the endpoint gives it up, or its queue pair `number` has failed. That queue
-    /// pair may belong to an earlier connection. Returns true if the slot was connected: the peer then gets the next offer.
+    /// Marks the slot's connection as broken: the endpoint gives it up, or its queue pair `number` has failed. That
+    /// queue pair may belong to an earlier connection. Returns true if the slot was connected: the peer then gets the
+    /// next offer.
     pub(crate) fn broke(&self, slot: PeerSlot, number: Option<u32>) -> bool {
         let mut table = self.lock();
-        let Some(Slot::Up(pairs)) = table.slots.get(slot.0 as usize) else { return false };
-        let generation = pairs.turn.generation;
+        let Some(SlotState::Up(pairs)) = table.slots.get(slot.0 as usize) else { return false };
+        let generation = pairs.connection.generation;
         let is_its = |number| pairs.all().any(|pair| pair.number() == number);
         let breaks = number.is_none_or(is_its);
         if breaks {
-            table.set(slot, Slot::Broken { generation, offer: None });
+            table.set(slot, SlotState::Broken { generation, offer: None });
             self.changed();
         }
         breaks
     }
 
     pub(crate) fn is_up(&self, slot: PeerSlot) -> bool {
-        let is_up = |slot: &Slot| {
-            matches!(slot, Slot::Up(_) | Slot::Broken { .. } | Slot::Joining { was_up: true, .. })
+        let is_up = |slot: &SlotState| {
+            matches!(
+                slot,
+                SlotState::Up(_) | SlotState::Broken { .. } | SlotState::Joining { was_up: true, .. }
+            )
         };
         self.lock().slots.get(slot.0 as usize).is_some_and(is_up)
     }
@@ -379,13 +401,13 @@ impl Peers {
     pub(crate) fn refresh(
         &self,
         seen: &mut u64,
-        into: &mut Vec<View>,
+        into: &mut Vec<SlotView>,
         retired: &mut Vec<(PeerSlot, Arc<QueuePairs>)>,
     ) -> bool {
         let Some(mut table) = self.table.lock_if_changed(seen) else { return false };
         into.clear();
         retired.append(&mut table.retired);
-        into.extend(table.slots.iter().map(Slot::view));
+        into.extend(table.slots.iter().map(SlotState::view));
         true
     }
 }
@@ -431,20 +453,23 @@ mod tests {
 
     #[test]
     fn an_offer_of_a_generation_that_was_there_is_stale() {
-        let turn = |generation| Turn { generation, nonce: 9 };
-        let taken = |slot: Slot| [2, 3, 4].map(|generation| slot.takes(turn(generation)));
-        assert_eq!(taken(Slot::Broken { generation: 2, offer: None }), [false, true, true]);
-        assert_eq!(taken(Slot::Joining { turn: turn(3), was_up: true }), [false, false, true]);
-        assert_eq!(taken(Slot::Joining { turn: turn(0), was_up: false }), [false; 3]);
-        assert_eq!(taken(Slot::Leaving), [false; 3]);
+        let connection = |generation| ConnectionNumber { generation, nonce: 9 };
+        let taken = |slot: SlotState| [2, 3, 4].map(|generation| slot.takes(connection(generation)));
+        assert_eq!(taken(SlotState::Broken { generation: 2, offer: None }), [false, true, true]);
+        assert_eq!(
+            taken(SlotState::Joining { connection: connection(3), was_up: true }),
+            [false, false, true]
+        );
+        assert_eq!(taken(SlotState::Joining { connection: connection(0), was_up: false }), [false; 3]);
+        assert_eq!(taken(SlotState::Leaving), [false; 3]);
     }
 
     #[test]
     fn queue_pairs_that_are_being_connected_are_their_slots() {
         let peers = Peers::default();
-        let turn = Turn { generation: 0, nonce: 0 };
-        let joining = |was_up| Slot::Joining { turn, was_up };
-        peers.lock().slots.extend([Slot::Free, joining(false), joining(true)]);
+        let connection = ConnectionNumber { generation: 0, nonce: 0 };
+        let joining = |was_up| SlotState::Joining { connection, was_up };
+        peers.lock().slots.extend([SlotState::Free, joining(false), joining(true)]);
         peers.lock().joining.extend([(17, PeerSlot(1)), (19, PeerSlot(1)), (18, PeerSlot(2))]);
         let owners = [17, 18, 19, 20].map(|number| peers.owner(number).map(|slot| slot.0));
         assert_eq!(owners, [Some(1), Some(2), Some(1), None]);

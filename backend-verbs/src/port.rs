@@ -1,17 +1,17 @@
-//! A port of a card: its state, its rate, its addresses.
+//! A port of a card: its state, its rate and its addresses.
 
 use multirail_spi::Result;
 use rdma_sys as ib;
 
 use crate::device::Device;
 use crate::gid::{Gid, Wire};
-use crate::library::library;
+use crate::objects::library;
 use crate::status::os_error;
 
-/// `IBV_QPF_GRH_REQUIRED` of `infiniband/verbs_api.h`: a macro that bindgen makes nothing of.
+/// `IBV_QPF_GRH_REQUIRED` of `infiniband/verbs_api.h`: a macro that bindgen leaves out.
 const GRH_REQUIRED: u8 = 1;
 
-/// As it was when asked.
+/// A port, as it was at the query.
 pub(crate) struct Port {
     pub(crate) number: u8,
     pub(crate) attr: ib::ibv_port_attr,
@@ -20,7 +20,7 @@ pub(crate) struct Port {
 impl Port {
     pub(crate) fn query(device: &Device, number: u8) -> Result<Self> {
         let library = library()?;
-        // SAFETY: zero is a value of the structure, also where an older library writes less of it.
+        // SAFETY: zero is a value of the structure, also for fields that an older library does not write.
         let (attr, code) = unsafe {
             let mut attr: ib::ibv_port_attr = std::mem::zeroed();
             let code = library.query_port(device.context.as_ptr(), number, &raw mut attr);
@@ -40,14 +40,14 @@ impl Port {
         u32::from(self.attr.link_layer) == ib::IBV_LINK_LAYER_ETHERNET
     }
 
-    /// Whether it is known by GIDs alone: Ethernet, and InfiniBand's virtual functions without a LID.
+    /// Whether only GIDs address the port: on Ethernet, and for virtual functions of InfiniBand without a LID.
     pub(crate) fn needs_grh(&self) -> bool {
         self.is_ethernet() || self.attr.flags & GRH_REQUIRED != 0
     }
 
-    /// Bits per second of all lanes (`active_speed` and `active_width`, ibv_query_port(3)).
+    /// The bits per second of all lanes (`active_speed` and `active_width`, ibv_query_port(3)).
     pub(crate) fn rate(&self) -> Option<u64> {
-        // Tenths of Gbit/s per lane, net of encoding.
+        // In tenths of Gbit/s per lane, without the encoding.
         let lane = match self.attr.active_speed {
             1 => 20,
             2 => 40,
@@ -69,7 +69,7 @@ impl Port {
         Some(lane * lanes * 100_000_000)
     }
 
-    /// Its addresses.
+    /// The GIDs of the port.
     pub(crate) fn gids(&self, device: &Device) -> Result<Vec<Gid>> {
         let library = library()?;
         // SAFETY: zero is a value of the structure.
@@ -78,7 +78,7 @@ impl Port {
             * usize::from(device.limits.phys_port_cnt);
         let mut entries = vec![entry; room];
         let into = entries.as_mut_ptr();
-        // SAFETY: there is room for so many, each as large as said.
+        // SAFETY: the table has room for `room` entries of the given size.
         let count = unsafe {
             library.query_gid_table(device.context.as_ptr(), into, room, 0, size_of::<ib::ibv_gid_entry>())
         };

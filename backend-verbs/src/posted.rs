@@ -1,52 +1,53 @@
-//! What is posted to a queue pair, in order: chains of requests, of which the last one tells.
+//! The posted requests of a queue pair, in order. They are posted in chains, and only the last request of a chain has a
+//! completion.
 
 use std::collections::VecDeque;
 
 use multirail_spi::{Piece, WorkRequest};
 
-/// Requests of a chain, at most: it has one doorbell and one completion. Beyond 4 a chain gave
-/// fabric-lib nothing more on mlx5; a completion per 16 is what they cost less by.
+/// The most requests of a chain, which has one doorbell and one completion. fabric-lib gained nothing from chains
+/// longer than 4 on mlx5; the longer chain saves completions: one per 16 requests.
 pub(crate) const CHAIN: usize = 16;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Chain {
-    /// The engine's number of the first one; the others follow.
+    /// The engine's id of the first request. The ids of the others follow.
     first: u64,
     count: u8,
-    /// How many have ended, one by one, which only happens in error.
+    /// The number of requests that have ended before the chain's completion, which happens only after an error.
     ended: u8,
 }
 
-/// Requests that ended together.
+/// Requests with consecutive ids that ended together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Ended {
+pub(crate) struct EndedRun {
     pub first: u64,
     pub count: u32,
 }
 
-/// The chains of one queue pair that are posted and not over.
+/// The posted chains of one queue pair that have not ended.
 #[derive(Default)]
-pub(crate) struct Posted {
+pub(crate) struct PostedChains {
     chains: VecDeque<Chain>,
     /// The number of `chains[0]`.
     head: u64,
-    /// Requests in them that have not ended, in order.
+    /// The requests of the chains that have not ended, in order.
     requests: VecDeque<WorkRequest>,
 }
 
-impl Posted {
-    /// Requests that have not ended.
+impl PostedChains {
+    /// The number of requests that have not ended.
     pub(crate) fn len(&self) -> u32 {
         self.requests.len() as u32
     }
 
-    /// The `wr_id` of request `place` of the next chain: the chain's number, and that.
+    /// The `wr_id` of request `place` of the next chain: the number of the chain, and `place` in the lower 8 bits.
     #[inline]
     pub(crate) fn id(&self, place: usize) -> u64 {
         (self.head + self.chains.len() as u64) << 8 | place as u64
     }
 
-    /// The next chain has so many of a run's requests, from its `first`-th on.
+    /// Adds the next chain. It has the requests `pieces` of a run, of which the first is the `first`-th of the run.
     #[inline]
     pub(crate) fn push(&mut self, run: &WorkRequest, first: usize, pieces: &[Piece]) {
         debug_assert!((1..=CHAIN).contains(&pieces.len()));
@@ -62,14 +63,14 @@ impl Posted {
         self.requests.extend((id..).zip(pieces).map(request));
     }
 
-    /// The request `id` is done, and so is all that was posted before it: tells each run.
+    /// Ends the request `id` and all requests that were posted before it. Reports each run.
     #[inline]
-    pub(crate) fn done(&mut self, id: u64, mut tell: impl FnMut(Ended)) {
+    pub(crate) fn done(&mut self, id: u64, mut report: impl FnMut(EndedRun)) {
         let (number, place) = (id >> 8, (id & 0xff) as u8);
         while self.head < number {
             let Some(chain) = self.chains.pop_front() else { return };
             self.head += 1;
-            self.tell(chain, chain.count, &mut tell);
+            self.report(chain, chain.count, &mut report);
         }
         let Some(chain) = self.chains.front_mut().filter(|_| self.head == number) else { return };
         let (before, upto) = (*chain, (place + 1).min(chain.count));
@@ -78,25 +79,26 @@ impl Posted {
             self.chains.pop_front();
             self.head += 1;
         }
-        self.tell(before, upto, &mut tell);
+        self.report(before, upto, &mut report);
     }
 
-    /// Tells of a chain's requests up to `upto` that have not ended before.
-    fn tell(&mut self, chain: Chain, upto: u8, tell: &mut impl FnMut(Ended)) {
+    /// Reports the requests of a chain below `upto` that have not ended before.
+    fn report(&mut self, chain: Chain, upto: u8, report: &mut impl FnMut(EndedRun)) {
         let count = u32::from(upto.saturating_sub(chain.ended));
         if count > 0 {
             self.requests.drain(..count as usize);
-            tell(Ended { first: chain.first + u64::from(chain.ended), count });
+            report(EndedRun { first: chain.first + u64::from(chain.ended), count });
         }
     }
 
-    /// The request `id` failed: what was posted before it is done. The request, if it had not ended.
-    pub(crate) fn failed(&mut self, id: u64, tell: impl FnMut(Ended)) -> Option<WorkRequest> {
+    /// Ends the request `id`, which failed, and reports the requests before it, which succeeded. Returns the failed
+    /// request, if it had not ended before.
+    pub(crate) fn failed(&mut self, id: u64, report: impl FnMut(EndedRun)) -> Option<WorkRequest> {
         let (number, place) = (id >> 8, (id & 0xff) as u8);
         if place > 0 {
-            self.done(id - 1, tell);
+            self.done(id - 1, report);
         } else if let Some(before) = number.checked_sub(1).filter(|before| *before >= self.head) {
-            self.done(before << 8 | 0xff, tell);
+            self.done(before << 8 | 0xff, report);
         }
         let request = self.requests.front().copied();
         let mut failed = None;
@@ -104,12 +106,12 @@ impl Posted {
         failed
     }
 
-    /// Everything that has not ended.
-    pub(crate) fn take_all(&mut self) -> Vec<Ended> {
+    /// Ends all requests. Returns those that had not ended.
+    pub(crate) fn take_all(&mut self) -> Vec<EndedRun> {
         let mut ended = Vec::new();
         while let Some(chain) = self.chains.pop_front() {
             self.head += 1;
-            self.tell(chain, chain.count, &mut |run| ended.push(run));
+            self.report(chain, chain.count, &mut |run| ended.push(run));
         }
         ended
     }
@@ -121,7 +123,7 @@ mod tests {
 
     use super::*;
 
-    fn push(posted: &mut Posted, id: u64, count: usize) {
+    fn push(posted: &mut PostedChains, id: u64, count: usize) {
         let run = WorkRequest {
             id,
             peer: PeerSlot(0),
@@ -138,8 +140,8 @@ mod tests {
         posted.push(&run, 0, &(0..count).map(piece).collect::<Vec<_>>());
     }
 
-    fn posted() -> Posted {
-        let mut posted = Posted::default();
+    fn posted() -> PostedChains {
+        let mut posted = PostedChains::default();
         assert_eq!(posted.id(3), 3);
         push(&mut posted, 100, 4);
         push(&mut posted, 200, 16);
@@ -171,7 +173,10 @@ mod tests {
         let next = posted.failed(1 << 8 | 3, |_| panic!("nothing is before it"));
         assert_eq!(id(next), Some((203, 3)));
         assert_eq!(id(posted.failed(1 << 8 | 3, |_| ())), None);
-        assert_eq!(posted.take_all(), [Ended { first: 204, count: 12 }, Ended { first: 300, count: 1 }]);
+        assert_eq!(
+            posted.take_all(),
+            [EndedRun { first: 204, count: 12 }, EndedRun { first: 300, count: 1 }]
+        );
         assert_eq!(posted.len(), 0);
         push(&mut posted, 400, 2);
         assert_eq!(posted.id(0), 4 << 8);

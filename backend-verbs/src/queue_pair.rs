@@ -1,68 +1,68 @@
-//! A reliable connection: its queue pair, and the states it goes through.
+//! The queue pair of a reliable connection, and its states.
 
 use std::sync::Arc;
 
 use multirail_spi::Result;
 use rdma_sys as ib;
 
-use crate::domain::Card;
-use crate::library::library;
-use crate::objects::{Object, last_errno};
+use crate::domain::PortQueues;
+use crate::objects::{Object, last_errno, library};
 use crate::status::{EINVAL, os_error};
 
-/// What the other side of a queue pair must know.
+/// The values that the other side needs to connect to a queue pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(crate) struct End {
     pub number: u32,
-    /// Of the first packet that it sends.
+    /// The number of the first packet that it sends.
     pub psn: u32,
 }
 
-/// Where a port is.
+/// The address of a port.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub(crate) struct Place {
-    /// The best one first.
+pub(crate) struct PortAddress {
+    /// The GIDs, the best one first.
     pub gids: Vec<[u8; 16]>,
     pub lid: u16,
     /// `enum ibv_mtu`.
     pub mtu: u8,
     pub is_ethernet: bool,
-    /// Packets to it and from it carry a GRH, also on InfiniBand.
+    /// Packets from and to the port have a GRH, also on InfiniBand.
     pub needs_grh: bool,
 }
 
-/// What a queue pair carries.
+/// The kind of requests that a queue pair carries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Carries {
-    /// Writes and reads: imms that come take receives without buffers.
+    /// Writes and reads. An arriving imm takes a receive without a buffer.
     Accesses,
     /// Messages.
     Messages,
 }
 
-/// Destroyed before what it is made of.
+/// A queue pair. The fields are dropped in order: the queue pair before the objects that it was made from.
 pub(crate) struct QueuePair {
     qp: Object<ib::ibv_qp>,
     psn: u32,
     inline: u32,
-    card: Arc<Card>,
+    card: Arc<PortQueues>,
 }
 
-/// Bytes that go into the request itself, so that the card need not fetch them: a request takes two
-/// blocks of 64 bytes on mlx5 then, instead of one.
+/// The most bytes that go into the request itself, so that the card need not fetch them. Such a request takes two
+/// blocks of 64 bytes on mlx5, instead of one.
 const INLINE: u32 = 64;
-/// Routers between two hosts, at most.
+/// The most routers between two hosts.
 const HOPS: u8 = 64;
-/// How long a peer without a receive has us wait before the next try: 0.64 ms (IBTA 1.4, table 45).
+/// The time until this side sends again if the peer had no receive: 0.64 ms (IBTA 1.4, table 45).
 const RNR_TIMER: u8 = 12;
-/// So often: without end; who posts no receive holds up its own requests only, which have deadlines.
+/// The number of these retries: without limit. A peer without receives delays only requests to itself, which have
+/// deadlines.
 const RNR_RETRIES: u8 = 7;
-/// Numbers of packets have 24 bits.
+/// Packet numbers have 24 bits.
 pub(crate) const PSN_MASK: u32 = 0xff_ffff;
 
 impl QueuePair {
-    /// One that is not connected yet.
-    pub(crate) fn new(card: &Arc<Card>, carries: Carries, psn: u32) -> Result<Self> {
+    /// Creates a queue pair that is not connected.
+    pub(crate) fn new(card: &Arc<PortQueues>, carries: Carries, psn: u32) -> Result<Self> {
         let library = library()?;
         let create = |inline: u32| {
             // SAFETY: zero is a value of the structures; all objects in them are open, and outlive the
@@ -106,7 +106,7 @@ impl QueuePair {
         unsafe { (*self.qp.as_ptr()).qp_num }
     }
 
-    /// Bytes that a request may carry in itself.
+    /// The most bytes that a request may carry in itself.
     #[inline]
     pub(crate) fn inline(&self) -> u64 {
         self.inline.into()
@@ -117,18 +117,23 @@ impl QueuePair {
         self.qp.as_ptr()
     }
 
-    /// Connects it with the queue pair `end` at `place`, from GID `ours` to GID `theirs`: it may receive,
+    /// Connects the queue pair with `end` of the port `address`, from GID `ours` to GID `theirs`. It may then receive
     /// and send.
-    pub(crate) fn connect(&self, place: &Place, end: End, (ours, theirs): (u8, [u8; 16])) -> Result<()> {
+    pub(crate) fn connect(
+        &self,
+        address: &PortAddress,
+        end: End,
+        (ours, theirs): (u8, [u8; 16]),
+    ) -> Result<()> {
         let card = &self.card;
         self.modify("to receive", |attr| {
             attr.qp_state = ib::IBV_QPS_RTR;
-            attr.path_mtu = u32::from(place.mtu.min(card.place.mtu)) as ib::ibv_mtu;
+            attr.path_mtu = u32::from(address.mtu.min(card.address.mtu)) as ib::ibv_mtu;
             (attr.dest_qp_num, attr.rq_psn) = (end.number, end.psn);
             (attr.max_dest_rd_atomic, attr.min_rnr_timer) = (card.reads_taken, RNR_TIMER);
             let path = &mut attr.ah_attr;
-            (path.dlid, path.sl, path.port_num) = (place.lid, card.config.service_level, card.port);
-            path.is_global = u8::from(place.needs_grh || card.place.needs_grh);
+            (path.dlid, path.sl, path.port_num) = (address.lid, card.config.service_level, card.port);
+            path.is_global = u8::from(address.needs_grh || card.address.needs_grh);
             path.grh.dgid.raw = theirs;
             (path.grh.sgid_index, path.grh.hop_limit) = (ours, HOPS);
             path.grh.traffic_class = card.config.traffic_class;
@@ -153,7 +158,7 @@ impl QueuePair {
         })
     }
 
-    /// Ends it: what is posted comes back as flushed, nothing that comes is taken any more.
+    /// Stops the queue pair: its posted requests complete as flushed, and it accepts no arrival any more.
     pub(crate) fn fail(&self) {
         let failed = self.modify("to stop", |attr| {
             attr.qp_state = ib::IBV_QPS_ERR;
@@ -164,7 +169,7 @@ impl QueuePair {
         }
     }
 
-    /// Changes it by what `set` fills in, and says that it has.
+    /// Modifies the queue pair: `set` fills in the attributes and returns their mask.
     fn modify(
         &self,
         what: &str,

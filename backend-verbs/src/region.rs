@@ -1,4 +1,4 @@
-//! Registered memory, and that of peers.
+//! Registered memory, and imported regions of peers.
 
 use std::os::fd::AsRawFd;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,11 +10,10 @@ use multirail_spi::{
 use rdma_sys as ib;
 
 use crate::device::Device;
-use crate::library::library;
-use crate::objects::{Object, last_errno};
+use crate::objects::{Object, last_errno, library};
 use crate::status::EINVAL;
 
-/// A registration. Closed in order: the keys first, then the memory is let go.
+/// A registration. The fields are dropped in order: the keys before the memory.
 pub(crate) struct Registered {
     mr: Mutex<Option<Object<ib::ibv_mr>>>,
     lkey: u64,
@@ -24,8 +23,8 @@ pub(crate) struct Registered {
 }
 
 impl Registered {
-    /// Registers `memory` for this side, and for peers as `access` allows; the host's and p2pmem is paged
-    /// in on demand, or pinned.
+    /// Registers `memory` for this side, and for peers as `access` allows. `is_paged` says whether the card pages host
+    /// memory and p2pmem in on demand. Otherwise the memory is pinned.
     ///
     /// # Safety
     /// As `Domain::register`.
@@ -35,8 +34,8 @@ impl Registered {
         access: Access,
         is_paged: bool,
     ) -> Result<Self> {
-        // GPUs' memory is slow without relaxed ordering; a completion still comes after its bytes. The
-        // library leaves the flag out where the kernel does not know it.
+        // GPU memory is slow without relaxed ordering. A completion still comes after its bytes. The library drops the
+        // flag if the kernel does not know it.
         let mut rights = ib::IBV_ACCESS_LOCAL_WRITE;
         if !memory.is_watched() {
             rights |= ib::IBV_ACCESS_RELAXED_ORDERING;
@@ -58,21 +57,21 @@ impl Registered {
                 _ => of_device(device, &*memory, memory.dma_buf()?, rights),
             }
         }?;
-        // Before a peer is told of it.
+        // Before a peer can get the key.
         device.fences.add(&*memory)?;
         let start = memory.as_ptr();
-        // SAFETY: an open registration.
+        // SAFETY: the registration is open.
         let (lkey, rkey) = unsafe { ((*mr.as_ptr()).lkey, (*mr.as_ptr()).rkey) };
         Ok(Self {
             mr: Mutex::new(Some(mr)),
-            lkey: device.far.add(&memory, lkey),
+            lkey: device.device_regions.add(&memory, lkey),
             key: KeyMaterial { base: start as u64, key: rkey.into(), len: memory.len() as u64 },
             memory,
             device: Arc::clone(device),
         })
     }
 
-    /// Deregisters, unless that is done.
+    /// Deregisters the memory, unless that has happened.
     fn close(&self) -> Result<()> {
         let mut mr = self.mr.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(open) = mr.take() else { return Ok(()) };
@@ -85,16 +84,16 @@ impl Registered {
 
 impl Drop for Registered {
     fn drop(&mut self) {
-        self.device.far.remove(self.lkey);
+        self.device.device_regions.remove(self.lkey);
         if let Err(error) = self.close() {
-            // The card may write to it for as long as it likes.
+            // The card may still write to the memory at any time.
             std::mem::forget(Arc::clone(&self.memory));
-            tracing::warn!(%error, "the memory of a region is never freed");
+            tracing::warn!(%error, "a region cannot be deregistered, so its memory is never freed");
         }
     }
 }
 
-/// The host's memory: pinned, or paged in as requests come to it.
+/// Registers host memory, pinned or paged in on demand.
 ///
 /// # Safety
 /// As `Domain::register`.
@@ -108,15 +107,17 @@ unsafe fn of_host(
     // SAFETY: by the caller.
     let mr = unsafe { by_address(device, memory, rights) }?;
     if mr.is_null() && is_paged && last_errno() == EINVAL {
-        let context = format!("{} does not page on demand: register without", device.name);
+        let context = format!(
+            "{} does not page on demand: register without VerbsConfig::on_demand_paging",
+            device.name
+        );
         return Err(Error::new(ErrorKind::Unsupported, "register", context));
     }
     Object::of(mr, "register")
 }
 
-/// A device's memory that the kernel gives out: paged in as requests come to it. To be pinned for a
-/// card it is refused, whichever the card (Linux' `mm/gup.c`: `EFAULT`, or `EREMOTEIO` for a card that
-/// only reads).
+/// Registers p2pmem, memory of a PCI device that the kernel gives out. It is paged in on demand. The kernel refuses to
+/// pin it for any card (Linux' `mm/gup.c`: `EFAULT`, or `EREMOTEIO` for a card that only reads).
 ///
 /// # Safety
 /// As `Domain::register`.
@@ -131,19 +132,18 @@ unsafe fn of_p2pmem(
     let mr = unsafe { by_address(device, memory, rights) }?;
     Object::of(mr, "register").map_err(|why| {
         let advice = match is_paged {
-            true => "it does not page this on demand, and the kernel pins none for RDMA: register it by a DMA-BUF",
+            true => "the card does not page p2pmem on demand, and the kernel pins none for RDMA: register it by a DMA-BUF",
             false => {
-                "the kernel pins none for RDMA: set VerbsConfig::on_demand_paging, where the card offers that, \
-                 or register it by a DMA-BUF"
+                "the kernel pins none for RDMA: set VerbsConfig::on_demand_paging if the card offers that, or register \
+                 it by a DMA-BUF"
             }
         };
-        let context = format!("{} is given no p2pmem: {advice} ({})", device.name, why.context());
+        let context = format!("{} cannot register p2pmem: {advice} ({})", device.name, why.context());
         Error::new(why.kind(), "register", context)
     })
 }
 
-/// A GPU's memory: by its DMA-BUF, or by its address, where a module of the kernel (nvidia_peermem)
-/// tells cards of it.
+/// Registers GPU memory by its DMA-BUF, or by its address if a kernel module (nvidia_peermem) makes it known to cards.
 ///
 /// # Safety
 /// As `Domain::register`.
@@ -160,25 +160,26 @@ unsafe fn of_device(
     let Some(DmaBuf { file, offset }) = buffer else {
         // SAFETY: by the caller.
         let mr = unsafe { by_address(device, memory, rights) }?;
-        return Object::of(mr, "register")
-            .map_err(|why| refused(&format!("it is no DMA-BUF, and no module tells cards of it ({why})")));
+        return Object::of(mr, "register").map_err(|why| {
+            refused(&format!("it has no DMA-BUF, and no kernel module makes it known to cards ({why})"))
+        });
     };
     let (start, len, library) = (memory.as_ptr(), memory.len(), library()?);
     let fd = file.as_raw_fd();
-    // SAFETY: the memory is the caller's promise, the domain is open; the descriptor is open until the end.
+    // SAFETY: the caller promises the memory; the domain is open, and the descriptor stays open during the call.
     let mr =
         unsafe { library.reg_dmabuf_mr(device.pd.as_ptr(), offset, len, start as u64, fd, rights as i32) };
     let mr = mr.ok_or_else(|| refused("libibverbs is older than rdma-core 34"))?;
-    Object::of(mr, "register").map_err(|why| refused(&format!("it takes no DMA-BUF ({why})")))
+    Object::of(mr, "register").map_err(|why| refused(&format!("the card takes no DMA-BUF ({why})")))
 }
 
-/// As the process addresses it; null, and `errno` set, where that is refused.
+/// Registers memory by its address in the process. Returns null and sets `errno` if that is refused.
 ///
 /// # Safety
 /// As `Domain::register`.
 unsafe fn by_address(device: &Device, memory: &dyn Memory, rights: u32) -> Result<*mut ib::ibv_mr> {
     let (start, len, library) = (memory.as_ptr(), memory.len(), library()?);
-    // SAFETY: the memory is the caller's promise; the domain is open.
+    // SAFETY: the caller promises the memory; the domain is open.
     Ok(unsafe { library.reg_mr_iova2(device.pd.as_ptr(), start.cast(), len, start as u64, rights) })
 }
 
@@ -192,12 +193,12 @@ impl MemoryRegion for Registered {
     }
 
     fn revoke(&self) -> Poll<Result<()>> {
-        // The card waits for what it is in the middle of.
+        // Deregistering waits until the card has finished its accesses.
         Poll::Ready(self.close())
     }
 }
 
-/// A peer's region: its numbers are all that a request needs.
+/// An imported region of a peer. A request needs only its numbers.
 pub(crate) struct Imported(pub(crate) KeyMaterial);
 
 impl RemoteMemory for Imported {

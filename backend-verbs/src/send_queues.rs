@@ -1,19 +1,19 @@
-//! What is posted, by queue pair.
+//! The send queues of all queue pairs.
 
 use multirail_spi::{PeerSlot, Status};
 
-use crate::posted::Posted;
+use crate::posted::PostedChains;
 
-/// What is posted to a queue pair, and whose it is.
+/// The posted requests of a queue pair, and the slot of its peer.
 pub(crate) struct SendQueue {
-    pub(crate) posted: Posted,
+    pub(crate) posted: PostedChains,
     pub(crate) slot: PeerSlot,
-    /// Why it failed: what is flushed behind that did, too.
+    /// The status of the first failed request. The requests behind it are flushed for the same reason.
     pub(crate) cause: Option<Status>,
 }
 
-/// SendQueues by the numbers of their queue pairs, in order. Each request and each completion looks one up:
-/// among a few thousand that takes fewer steps than to hash the number.
+/// The send queues, sorted by the numbers of their queue pairs. Each request and each completion looks one up. Among a
+/// few thousand, a binary search takes fewer steps than hashing the number.
 #[derive(Default)]
 pub(crate) struct SendQueues(Vec<(u32, SendQueue)>);
 
@@ -33,9 +33,9 @@ impl SendQueues {
         self.place(number).ok().map(|place| &mut self.0[place].1)
     }
 
-    /// An empty one of `slot`'s, in place of one of that number.
+    /// Adds an empty send queue of `slot`, or replaces the one of that number.
     pub(crate) fn insert(&mut self, number: u32, slot: PeerSlot) {
-        let queue = SendQueue { posted: Posted::default(), slot, cause: None };
+        let queue = SendQueue { posted: PostedChains::default(), slot, cause: None };
         match self.place(number) {
             Ok(place) => self.0[place].1 = queue,
             Err(place) => self.0.insert(place, (number, queue)),

@@ -1,4 +1,5 @@
-//! Soft-RoCE devices for this crate's tests. As root, on `rxe0` and `rxe1`: `ci/rdma-vm/suite` runs them.
+//! Endpoints on soft-RoCE devices, for this crate's tests. These run as root on `rxe0` and `rxe1`, by
+//! `ci/rdma-vm/suite`.
 
 use std::collections::VecDeque;
 use std::ffi::c_int;
@@ -16,12 +17,12 @@ use crate::device::Device;
 use crate::domain::VerbsDomain;
 use crate::port::Port;
 
-/// Every wait ends by then.
+/// The limit of every wait.
 const LIMIT: Duration = Duration::from_secs(20);
 pub(crate) const LEN: usize = 4096;
 
 /// A device with its endpoint, a peer's slot, and memory that the peer may write.
-pub(crate) struct Side {
+pub(crate) struct TestEndpoint {
     pub(crate) domain: VerbsDomain,
     device: Arc<Device>,
     pub(crate) endpoint: Box<dyn Endpoint>,
@@ -29,19 +30,19 @@ pub(crate) struct Side {
     pub(crate) offer: Vec<u8>,
     pub(crate) memory: Arc<HostBuffer>,
     region: Arc<dyn MemoryRegion>,
-    /// What polls have told and no wait has taken.
-    pub(crate) told: VecDeque<Event>,
+    /// Polled events that no wait has taken.
+    pub(crate) events: VecDeque<Event>,
 }
 
-impl Side {
-    /// One whose queue pairs give up soon on a peer that does not answer.
+impl TestEndpoint {
+    /// Opens an endpoint whose queue pairs soon give up on a peer that does not acknowledge.
     pub(crate) fn open(name: &str) -> Self {
         Self::with_retries(name, 3)
     }
 
-    /// One whose queue pairs repeat a request so often; 7 is without end.
+    /// Opens an endpoint whose queue pairs repeat a request this often; 7 means without limit.
     pub(crate) fn with_retries(name: &str, retries: u8) -> Self {
-        let device = Device::open(name).expect("soft-RoCE devices are there");
+        let device = Device::open(name).expect("soft-RoCE devices exist");
         let port = Port::query(&device, 1).unwrap();
         let config = VerbsConfig { timeout: 14, retries, ..VerbsConfig::default() };
         let setup =
@@ -50,29 +51,29 @@ impl Side {
         let endpoint = domain.endpoint(EndpointConfig::default()).unwrap();
         let (slot, offer) = domain.connector().prepare().unwrap();
         let memory = Arc::new(HostBuffer::sparse(LEN).unwrap());
-        // SAFETY: nobody holds references into the memory.
+        // SAFETY: no code holds references into the memory.
         let region = unsafe { domain.register(memory.clone(), Access::REMOTE_WRITE) }.unwrap();
-        Self { domain, device, endpoint, slot, offer, memory, region, told: VecDeque::new() }
+        Self { domain, device, endpoint, slot, offer, memory, region, events: VecDeque::new() }
     }
 
     pub(crate) fn complete(&self, other: &Self) {
         self.domain.connector().complete(self.slot, &other.offer).unwrap();
     }
 
-    /// Writes all its memory, full of `byte`, to the peer's; how that ends.
+    /// Fills its memory with `byte` and writes all of it to the peer's. Returns the final event.
     pub(crate) fn write(&mut self, byte: u8, other: &Self) -> Event {
         self.post(WorkKind::Write, byte, None, other)
     }
 
-    /// Writes or sends all its memory, full of `byte`, to the peer; how that ends.
+    /// Fills its memory with `byte` and writes or sends all of it to the peer. Returns the final event.
     pub(crate) fn post(&mut self, kind: WorkKind, byte: u8, imm: Option<u32>, other: &Self) -> Event {
         self.begin(kind, byte, imm, other);
         self.end()
     }
 
-    /// Posts what [`Side::post`] does. The caller waits for the [`Side::end`].
+    /// Posts the request of [`TestEndpoint::post`]. The caller waits for the [`TestEndpoint::end`].
     pub(crate) fn begin(&mut self, kind: WorkKind, byte: u8, imm: Option<u32>, other: &Self) {
-        // SAFETY: the whole memory; no request of it is under way.
+        // SAFETY: the range is the whole memory, and no request uses it now.
         unsafe { self.memory.as_ptr().write_bytes(byte, LEN) };
         let request = WorkRequest {
             id: u64::from(byte),
@@ -91,7 +92,7 @@ impl Side {
         assert_eq!(posted.accepted, 1, "{posted:?}");
     }
 
-    /// How the request that was posted last ends.
+    /// Waits for the end of the last posted request. Returns its final event.
     pub(crate) fn end(&mut self) -> Event {
         let of_it = |event: &Event| {
             matches!(event, Event::Done { .. } | Event::Failed { .. } | Event::FailedUnconfirmed { .. })
@@ -99,21 +100,21 @@ impl Side {
         self.until(of_it)
     }
 
-    /// Polls until there is an event of that sort, which it takes out of those that were told.
+    /// Polls until there is such an event. Removes and returns it.
     pub(crate) fn until(&mut self, is_wanted: impl Fn(&Event) -> bool) -> Event {
         let (mut events, end) = (Completions::with_room(16), Instant::now() + LIMIT);
         loop {
             events.clear();
             self.endpoint.poll(&mut events);
-            self.told.extend(events.as_slice());
-            if let Some(place) = self.told.iter().position(&is_wanted) {
-                return self.told.remove(place).expect("it is there");
+            self.events.extend(events.as_slice());
+            if let Some(index) = self.events.iter().position(&is_wanted) {
+                return self.events.remove(index).expect("it is there");
             }
             assert!(Instant::now() < end, "no such event");
         }
     }
 
-    /// From now on, the completions of the device cannot be read.
+    /// Makes the device's completions unreadable from now on.
     pub(crate) fn lose(&mut self) {
         // SAFETY: the device is open, and this thread alone polls it.
         unsafe { (*self.device.context.as_ptr()).ops.poll_cq = Some(unreadable) };
@@ -121,13 +122,13 @@ impl Side {
 
     pub(crate) fn bytes(&self) -> Vec<u8> {
         let mut bytes = vec![0; LEN];
-        // SAFETY: in bounds of both; the test waits for the end of what the card writes.
+        // SAFETY: the range is in bounds of both, and the test waits for the end of the card's writes.
         unsafe { self.memory.as_ptr().copy_to(bytes.as_mut_ptr(), LEN) };
         bytes
     }
 }
 
-/// How a card's completions are read once it is lost.
+/// Reads completions of a lost card: returns an error.
 unsafe extern "C" fn unreadable(_: *mut ib::ibv_cq, _: c_int, _: *mut ib::ibv_wc) -> c_int {
     -1
 }

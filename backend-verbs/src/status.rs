@@ -1,32 +1,32 @@
-//! What libibverbs' numbers mean to the engine.
+//! Converts errnos and completion statuses of libibverbs to errors and statuses of the engine.
 
 use std::ffi::CStr;
 
 use multirail_spi::{Error, ErrorKind, Status};
 use rdma_sys as ib;
 
-use crate::library::library;
+use crate::objects::library;
 
-/// The errno of a card that does not know what it is asked for.
+/// The errno of a request that the card does not support.
 pub(crate) const EINVAL: i32 = 22;
 
-/// Statuses of this backend's own; libibverbs' are not negative.
+/// Statuses of this backend. Those of libibverbs are not negative.
 pub(crate) const NO_STORE: i32 = -1;
 pub(crate) const STORE_FAILED: i32 = -2;
 pub(crate) const NOT_REGISTERED: i32 = -3;
 
-/// What the status of a failed completion means. Only its `wr_id`, `status`, `qp_num` and
+/// Converts the status of a failed completion. Only its `wr_id`, `status`, `qp_num` and
 /// `vendor_err` are valid (ibv_poll_cq(3)).
 pub(crate) fn of_completion(status: ib::ibv_wc_status) -> Status {
     let kind = match status {
         ib::IBV_WC_REM_ACCESS_ERR | ib::IBV_WC_REM_INV_REQ_ERR => ErrorKind::RemoteAccess,
         ib::IBV_WC_LOC_PROT_ERR => ErrorKind::LocalAccess,
         ib::IBV_WC_LOC_LEN_ERR => ErrorKind::TooLarge,
-        // It does not answer, or not any more.
+        // The peer does not answer, or not any more.
         ib::IBV_WC_RETRY_EXC_ERR | ib::IBV_WC_RNR_RETRY_EXC_ERR | ib::IBV_WC_RESP_TIMEOUT_ERR => {
             ErrorKind::PeerDied
         }
-        // Behind one that failed: never executed, or nobody knows.
+        // The request was behind a failed one. It was not executed, or that is unknown.
         ib::IBV_WC_WR_FLUSH_ERR | ib::IBV_WC_REM_ABORT_ERR => ErrorKind::Unreachable,
         ib::IBV_WC_FATAL_ERR => ErrorKind::DeviceLost,
         _ => ErrorKind::Io,
@@ -34,14 +34,14 @@ pub(crate) fn of_completion(status: ib::ibv_wc_status) -> Status {
     Status { kind, code: status as i32 }
 }
 
-/// Words for a status: this backend's own, or libibverbs' for a completion.
-pub(crate) fn words(code: i32) -> String {
+/// The text of a status: of this backend, or of libibverbs for a completion.
+pub(crate) fn error_text(code: i32) -> String {
     match code {
         NO_STORE => {
             "the processor cannot follow the address of the receive's memory, and its owner copies nothing in: \
              implement Memory::store, or receive into host memory"
         }
-        STORE_FAILED => "the owner of the receive's memory did not copy the message in (Memory::store)",
+        STORE_FAILED => "the owner of the receive's memory did not copy the message into it (Memory::store)",
         NOT_REGISTERED => "the region of the receive is not registered any more: it was revoked",
         code => return completion(code),
     }
@@ -50,7 +50,7 @@ pub(crate) fn words(code: i32) -> String {
 
 fn completion(code: i32) -> String {
     let words = library().ok().map(|library| {
-        // SAFETY: takes any number, and gives a string that lives as long as the library.
+        // SAFETY: the call takes any number and returns a string that lives as long as the library.
         unsafe { library.wc_status_str(code as ib::ibv_wc_status) }
     });
     match words.filter(|words| !words.is_null()) {
@@ -63,7 +63,7 @@ fn completion(code: i32) -> String {
     }
 }
 
-/// The error of a call for `what` that gave an errno.
+/// The error of a call that returned `errno`. `what` names the object or the purpose of the call.
 pub(crate) fn os_error(operation: &'static str, what: &str, errno: i32) -> Error {
     let why = std::io::Error::from_raw_os_error(errno);
     let (kind, advice) = match errno {
@@ -72,7 +72,7 @@ pub(crate) fn os_error(operation: &'static str, what: &str, errno: i32) -> Error
             (ErrorKind::Exhausted, "; the card has no more of them, or RLIMIT_MEMLOCK is too low (ulimit -l)")
         }
         // EAGAIN
-        11 => (ErrorKind::Exhausted, "; the control group of the process has no more (cgroup's rdma.max)"),
+        11 => (ErrorKind::Exhausted, "; the control group of the process allows no more (rdma.max)"),
         // EPERM, EACCES
         1 | 13 => (ErrorKind::Permission, "; give the process /dev/infiniband"),
         // ENOSYS, EOPNOTSUPP
@@ -97,7 +97,7 @@ mod tests {
 
     #[test]
     fn a_receive_that_is_refused_says_what_to_do() {
-        assert!(words(NO_STORE).contains("Memory::store, or receive into host memory"));
+        assert!(error_text(NO_STORE).contains("Memory::store, or receive into host memory"));
     }
 
     #[test]

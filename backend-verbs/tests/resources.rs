@@ -1,5 +1,5 @@
-//! What a card has runs out, and is given back. As root, on soft-RoCE devices `rxe0` and `rxe1`:
-//! `ci/rdma-vm/suite` runs it.
+//! The objects of a card run out, and closed connections return them. `ci/rdma-vm/suite` runs the tests, as root, on
+//! the soft-RoCE devices `rxe0` and `rxe1`.
 #![cfg(target_os = "linux")]
 
 use std::collections::BTreeSet;
@@ -19,12 +19,12 @@ use transport_core::{Fabric, FabricBuilder, Listener, Region, TransportConfig};
 
 /// Queue pairs for writes and reads per peer.
 const PAIRS: u8 = 2;
-/// Every wait ends by then.
+/// The limit of every wait.
 const LIMIT: Duration = limit::HANG;
 const CONNECTIONS: usize = 1000;
 
 /// A fabric on one device, with a region and a listener.
-struct Side {
+struct TestFabric {
     region: Region,
     listener: Listener,
     fabric: Fabric,
@@ -32,11 +32,11 @@ struct Side {
 
 /// `rxe0` and `rxe1`.
 fn devices() -> [DeviceInfo; 2] {
-    let devices = Verbs::new().probe().expect("soft-RoCE devices are there");
-    devices.try_into().expect("there are two")
+    let devices = Verbs::new().probe().expect("soft-RoCE devices exist");
+    devices.try_into().expect("two devices")
 }
 
-impl Side {
+impl TestFabric {
     fn open(device: &DeviceInfo, pairs: u8) -> Result<Self, Error> {
         let verbs = Arc::new(Verbs::with(VerbsConfig::default().queue_pairs(pairs)));
         let transport = TransportConfig::new("verbs", verbs).devices(vec![device.clone()]);
@@ -46,7 +46,7 @@ impl Side {
         Ok(Self { region, listener: block_on(fabric.listen("127.0.0.1:0"))?, fabric })
     }
 
-    /// Connects to another, writes so often that each queue pair has its turn, asks `then`, and parts.
+    /// Connects to `other`, writes through each queue pair, calls `then`, and disconnects.
     fn visit(&self, other: &Self, then: impl FnOnce()) -> Result<(), Error> {
         let address = other.listener.local_addr().to_string();
         let peer = block_on(self.fabric.connect(&address))?;
@@ -62,10 +62,10 @@ impl Side {
     }
 }
 
-/// The control group of this process, which limits what it may have of cards.
-struct Group(PathBuf);
+/// The control group of this process. It limits the number of RDMA objects.
+struct RdmaCgroup(PathBuf);
 
-impl Group {
+impl RdmaCgroup {
     fn join() -> Self {
         let root = Path::new("/sys/fs/cgroup");
         let group = root.join("multirail");
@@ -75,30 +75,30 @@ impl Group {
         Self(group)
     }
 
-    /// So many objects of `device`: protection domains, queues, queue pairs, registrations.
+    /// Allows this many objects of `device`: protection domains, queues, queue pairs and registrations.
     fn allow(&self, device: &str, objects: &str) {
         let limit = format!("{device} hca_object={objects}");
         fs::write(self.0.join("rdma.max"), limit).expect("a limit of objects");
     }
 
-    /// What is there now.
+    /// The present objects.
     fn current(&self) -> String {
         fs::read_to_string(self.0.join("rdma.current")).expect("counts of objects")
     }
 }
 
-/// What the kernel has of each device (`rdma resource`).
+/// The objects of each device in the kernel (`rdma resource`).
 fn resources() -> String {
     let output = Command::new("rdma").arg("resource").output().expect("iproute2 is there");
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// Waits until `now` gives `want`: what a parted peer had goes when its last request is over.
+/// Waits until `now` returns `want`: the objects of a peer that has left are destroyed when its last request has ended.
 fn settles(want: &str, now: impl Fn() -> String) {
     let end = Instant::now() + LIMIT;
     while now() != want {
         assert!(Instant::now() < end, "now:\n{}\nbefore:\n{want}", now());
-        // The kernel tells nobody.
+        // The kernel sends no event.
         std::thread::sleep(Duration::from_millis(5));
     }
 }
@@ -106,23 +106,23 @@ fn settles(want: &str, now: impl Fn() -> String) {
 #[test]
 #[ignore = "needs soft-RoCE: ci/rdma-vm/suite"]
 fn what_runs_out_is_told_and_nothing_leaks() {
-    let (group, [near, far]) = (Group::join(), devices());
+    let (group, [near, far]) = (RdmaCgroup::join(), devices());
     for (limited, other, visits) in [(&near, &far, true), (&far, &near, false)] {
         let name = &limited.name;
         let mut refused = BTreeSet::new();
-        // One object more each time, until there are enough.
+        // Allows one more object each time, until there are enough.
         let enough = (0..100).find(|objects| {
             let before = group.current();
-            let other = Side::open(other, PAIRS).expect("the other device has no limit");
+            let other = TestFabric::open(other, PAIRS).expect("the other device has no limit");
             let with_other = group.current();
             group.allow(name, &objects.to_string());
-            let result = Side::open(limited, PAIRS).and_then(|side| match visits {
+            let result = TestFabric::open(limited, PAIRS).and_then(|side| match visits {
                 true => side.visit(&other, || ()),
                 false => other.visit(&side, || ()),
             });
             group.allow(name, "max");
             if let Err(why) = &result {
-                // The peer of one that has no more hears it in words.
+                // The side that has no more objects fails with `Exhausted`; its peer gets the reason in words.
                 let is_told = why.kind() == ErrorKind::Exhausted || !visits && why.operation() == "control";
                 assert!(is_told && why.context().contains("rdma.max"), "{name}, {objects} objects: {why}");
                 refused.insert(why.operation());
@@ -132,7 +132,8 @@ fn what_runs_out_is_told_and_nothing_leaks() {
             settles(&before, || group.current());
             result.is_ok()
         });
-        // A protection domain, a queue, two shared ones, buffers, a region; six queue pairs or three.
+        // A protection domain, a completion queue, two shared receive queues, buffers and a region; and six or three
+        // queue pairs.
         assert!(enough.is_some_and(|objects| objects >= 9), "{name}: {enough:?} objects are enough");
         let meets = if visits { "connect" } else { "control" };
         assert_eq!(refused, BTreeSet::from([meets, "open", "register"]), "{name}");
@@ -143,7 +144,7 @@ fn what_runs_out_is_told_and_nothing_leaks() {
 #[ignore = "needs soft-RoCE: ci/rdma-vm/suite"]
 fn a_thousand_connections_leave_nothing() {
     let ([near, far], before) = (devices(), resources());
-    let (near, far) = (Side::open(&near, PAIRS).unwrap(), Side::open(&far, PAIRS).unwrap());
+    let (near, far) = (TestFabric::open(&near, PAIRS).unwrap(), TestFabric::open(&far, PAIRS).unwrap());
     near.visit(&far, || ()).unwrap();
     let opened = resources();
     for _ in 0..CONNECTIONS {
@@ -158,8 +159,8 @@ fn a_thousand_connections_leave_nothing() {
 #[ignore = "needs soft-RoCE: ci/rdma-vm/suite"]
 fn the_lesser_number_of_queue_pairs_is_used() {
     let [near, far] = devices();
-    let (few, many) = (Side::open(&near, 1).unwrap(), Side::open(&far, 5).unwrap());
-    // What a connection has on each device, one queue pair for messages among it.
+    let (few, many) = (TestFabric::open(&near, 1).unwrap(), TestFabric::open(&far, 5).unwrap());
+    // The objects of a connection on each device, including one queue pair for messages.
     let connected = || {
         let of = |device: &DeviceInfo| {
             let output = Command::new("rdma").args(["resource", "show", "qp", "link", &device.name]).output();
@@ -188,7 +189,7 @@ fn a_slot_is_offered_anew_once_its_end_was_heard() {
         assert!(Instant::now() < end, "no end");
         endpoint.poll(&mut told);
     }
-    assert_ne!(offers(), slot, "it would end by what is said of the one before");
+    assert_ne!(offers(), slot, "a late event of the earlier peer would end it");
     endpoint.poll(&mut told);
     assert_eq!(offers(), slot);
 }

@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use backend_loopback::Null;
-use benches::{Driven, Pair, shuffled};
+use benches::{Driven, FabricPair, shuffled};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use transport_core::Pages;
 
@@ -24,7 +24,8 @@ fn requests(c: &mut Criterion) {
     group.throughput(Throughput::Elements(PAGES.into()));
     let (from, to) = (Pages::new(shuffled(PAGES, 1)), Pages::new(shuffled(PAGES, 2)));
     for rails in [1, 4, 32] {
-        let pair = Pair::null(Driven::ByCaller, rails, PAGES as usize * PAGE).expect("null devices open");
+        let pair =
+            FabricPair::null(Driven::ByCaller, rails, PAGES as usize * PAGE).expect("null devices open");
         group.bench_function(BenchmarkId::new("rails", rails), |b| {
             b.iter(|| pair.write_pages(&from, &to, PAGE).expect("write_pages"))
         });
@@ -37,7 +38,7 @@ fn imms(c: &mut Criterion) {
     let mut group = c.benchmark_group("null/imms");
     group.throughput(Throughput::Elements(IMMS.into()));
     let null = Arc::new(Null::new(1).imms_per_poll(IMMS));
-    let pair = Pair::over(null, Driven::ByCaller, PAGE).expect("null devices open");
+    let pair = FabricPair::over(null, Driven::ByCaller, PAGE).expect("null devices open");
     group.bench_function("received", |b| b.iter(|| assert!(pair.writer.step().events >= IMMS as usize)));
     group.finish();
 }

@@ -5,14 +5,14 @@
 use std::collections::VecDeque;
 use std::hint::black_box;
 
-use benches::{Driven, LIMIT, Pair, shuffled};
+use benches::{Driven, FabricPair, LIMIT, shuffled};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use transport_core::{Op, Pages};
 
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
 
-fn memcpy(pair: &Pair, from: usize, to: usize, len: usize) {
+fn memcpy(pair: &FabricPair, from: usize, to: usize, len: usize) {
     // SAFETY: both regions are at least `from.max(to) + len` bytes, they do not
     // overlap, and nobody else touches them while a bench runs.
     unsafe { pair.src.as_ptr().add(from).copy_to_nonoverlapping(pair.landing.as_ptr().add(to), len) };
@@ -25,7 +25,7 @@ fn small(c: &mut Criterion) {
     let mut group = c.benchmark_group("hot-4KiB");
     group.throughput(Throughput::Bytes(4096));
     for pages in [1, 64] {
-        let pair = Pair::open(Driven::ByWorkers, pages * 4096).expect("loopback opens");
+        let pair = FabricPair::open(Driven::ByWorkers, pages * 4096).expect("loopback opens");
         let mut turn = 0;
         let mut next = || {
             turn = (turn + 1) % pages;
@@ -51,7 +51,7 @@ fn batch(c: &mut Criterion) {
     let (from_pages, to_pages) = (Pages::new(from.clone()), Pages::new(to.clone()));
     group.throughput(Throughput::Elements(256));
     for driven in [Driven::ByCaller, Driven::ByWorkers] {
-        let pair = Pair::open(driven, MIB).expect("loopback opens");
+        let pair = FabricPair::open(driven, MIB).expect("loopback opens");
         let pages = from.iter().zip(&to);
         group.bench_function(BenchmarkId::new("memcpy", format!("{driven:?}")), |b| {
             b.iter(|| {
@@ -71,7 +71,7 @@ fn batch(c: &mut Criterion) {
 fn in_flight(c: &mut Criterion) {
     let mut group = c.benchmark_group("hot-8-in-flight");
     for size in [64 * KIB, 256 * KIB, MIB] {
-        let pair = Pair::open(Driven::ByWorkers, 2 * MIB).expect("loopback opens");
+        let pair = FabricPair::open(Driven::ByWorkers, 2 * MIB).expect("loopback opens");
         group.throughput(Throughput::Bytes(size as u64));
         group.bench_function(BenchmarkId::new("memcpy", size), |b| b.iter(|| memcpy(&pair, 0, 0, size)));
         group.bench_function(BenchmarkId::new("write", size), |b| {
@@ -96,7 +96,7 @@ fn in_flight(c: &mut Criterion) {
 fn large(c: &mut Criterion) {
     let mut group = c.benchmark_group("64MiB");
     group.sample_size(20).throughput(Throughput::Bytes(64 * MIB as u64));
-    let pair = Pair::open(Driven::ByWorkers, 64 * MIB).expect("loopback opens");
+    let pair = FabricPair::open(Driven::ByWorkers, 64 * MIB).expect("loopback opens");
     let (from, to) = (shuffled(1024, 1), shuffled(1024, 2));
     group.bench_function("memcpy", |b| b.iter(|| memcpy(&pair, 0, 0, 64 * MIB)));
     group.bench_function("write", |b| b.iter(|| pair.write(0, 64 * MIB).expect("write")));
@@ -121,7 +121,7 @@ fn cold(c: &mut Criterion) {
     const REGION: usize = 256 * MIB;
     let mut group = c.benchmark_group("cold");
     group.sample_size(20);
-    let pair = Pair::open(Driven::ByWorkers, REGION).expect("loopback opens");
+    let pair = FabricPair::open(Driven::ByWorkers, REGION).expect("loopback opens");
     for size in [16 * MIB, 32 * MIB] {
         group.throughput(Throughput::Bytes(size as u64));
         let mut at = 0;

@@ -1,10 +1,13 @@
-//! Ours against theirs, in turn, so that what the machine does meanwhile falls on both.
+//! Compares a figure of our program with that of a program in C.
+//!
+//! Both programs run in turn, so that other work of the machine slows both alike.
 
+use std::path::PathBuf;
 use std::process::Command;
 
-use crate::Done;
+use crate::BenchResult;
 
-/// A figure that two programs print, of several runs of each.
+/// The figures of several runs of two programs.
 pub struct Compared {
     ours: Vec<f64>,
     theirs: Vec<f64>,
@@ -12,12 +15,12 @@ pub struct Compared {
 }
 
 impl Compared {
-    /// Calls either side `pairs` times; who goes first changes, in case the second has it easier.
+    /// Calls each function `pairs` times. They take turns in going first, in case the second call is easier.
     pub fn of(
         pairs: usize,
-        mut ours: impl FnMut() -> Done<f64>,
-        mut theirs: impl FnMut() -> Done<f64>,
-    ) -> Done<Self> {
+        mut ours: impl FnMut() -> BenchResult<f64>,
+        mut theirs: impl FnMut() -> BenchResult<f64>,
+    ) -> BenchResult<Self> {
         let mut this = Self { ours: Vec::new(), theirs: Vec::new(), ratios: Vec::new() };
         for pair in 0..pairs {
             let (a, b) = match pair % 2 {
@@ -39,7 +42,7 @@ impl Compared {
         median(&self.ours)
     }
 
-    /// The median of theirs.
+    /// The median of the other program's runs.
     pub fn theirs(&self) -> f64 {
         median(&self.theirs)
     }
@@ -49,21 +52,21 @@ impl Compared {
         median(&self.ratios)
     }
 
-    /// What the median ratio is at least, with 95 %.
+    /// The lower bound of the median ratio, with a confidence of 95 %.
     pub fn at_least(&self) -> f64 {
         lower_bound(&self.ratios)
     }
 }
 
-/// Runs a side and reads one of the figures of its line of JSON.
-pub fn read(mut command: Command, figure: &str) -> Done<f64> {
+/// Runs a program and reads a figure from the line of JSON that it prints.
+pub fn read(mut command: Command, figure: &str) -> BenchResult<f64> {
     let output = command.output().map_err(|why| format!("{command:?} does not start: {why}"))?;
     let value = find(&String::from_utf8_lossy(&output.stdout), figure).filter(|_| output.status.success());
     let words = || String::from_utf8_lossy(&output.stderr).into_owned();
     Ok(value.ok_or_else(|| format!("{command:?} measured nothing: {}", words()))?)
 }
 
-/// A figure of a line of JSON.
+/// Finds a figure in a line of JSON.
 pub fn find(line: &str, figure: &str) -> Option<f64> {
     let rest = line.split(&format!("\"{figure}\":")).nth(1)?;
     rest.split([',', '}']).next()?.trim().parse().ok()
@@ -75,7 +78,7 @@ fn sorted(values: &[f64]) -> Vec<f64> {
     values
 }
 
-/// The middle one, or what is half way between the two middle ones.
+/// The median: the middle value, or the mean of the two middle values.
 pub fn median(values: &[f64]) -> f64 {
     let values = sorted(values);
     let middle = values.len() / 2;
@@ -85,9 +88,8 @@ pub fn median(values: &[f64]) -> f64 {
     }
 }
 
-/// What the median is at least, with 95 %: the order statistic with at most 5 % of a fair
-/// coin's binomial below it (the sign test, which asks nothing of the distribution). Of fewer
-/// than five values nothing is sure.
+/// The lower bound of the median, with a confidence of 95 %: the order statistic with at most 5 % of a fair coin's
+/// binomial below it (the sign test, which assumes no distribution). Returns 0 for fewer than five values.
 fn lower_bound(values: &[f64]) -> f64 {
     let values = sorted(values);
     let n = values.len() as i32;
@@ -101,6 +103,22 @@ fn lower_bound(values: &[f64]) -> f64 {
         chance *= f64::from(n - k) / f64::from(k + 1);
     }
     index.map_or(0.0, |index| values[index])
+}
+
+/// Compiles `benches/NAME.c`, an upper limit of our own loop, beside the running program. The program links with
+/// `library`, which Debian's package `package` has.
+pub fn compile(name: &str, library: &str, package: &str) -> BenchResult<PathBuf> {
+    let source = format!("{}/{name}.c", env!("CARGO_MANIFEST_DIR"));
+    let stem = name.rsplit('/').next().unwrap_or(name);
+    let program = std::env::current_exe()?.with_file_name(stem);
+    let mut cc = Command::new("cc");
+    cc.args(["-std=c11", "-O2", "-o"]).arg(&program).args([&source, &format!("-l{library}")]);
+    let advice = format!("install a C compiler and headers (Debian: gcc, {package})");
+    match cc.status() {
+        Ok(status) if status.success() => Ok(program),
+        Ok(status) => Err(format!("cc ends with {status}: {advice}").into()),
+        Err(why) => Err(format!("cc does not start ({why}): {advice}").into()),
+    }
 }
 
 #[cfg(test)]

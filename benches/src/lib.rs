@@ -1,6 +1,14 @@
-//! What the benches share: two connected fabrics over loopback, in one process; and two processes,
-//! one of which writes, beside programs in C that do the same.
+//! The common code of the benches: two connected fabrics in one process over loopback, and two processes of which one
+//! writes. Programs in C do the same, for comparison.
 
+pub mod compare;
+pub mod driven_fabric;
+pub mod inside;
+pub mod load;
+pub mod ping_pong;
+pub mod processes;
+
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,34 +18,26 @@ use transport_core::{
     Access, Fabric, FabricBuilder, Pages, Peer, Region, RemoteRegion, Result, TransportConfig,
 };
 
-pub mod compare;
-pub mod compiled;
-pub mod ends;
-pub mod load;
-pub mod side;
-pub mod turns;
-pub mod volley;
+/// The result of a step of a bench. The error is a sentence.
+pub type BenchResult<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
-/// Anything that can go wrong, in words.
-pub type Done<T> = std::result::Result<T, Box<dyn std::error::Error>>;
-
-/// Every wait of a bench ends by then.
+/// The limit of every wait of a bench.
 pub const LIMIT: Duration = Duration::from_secs(30);
 
 /// Who drives the engines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Driven {
-    /// The measuring thread itself.
+    /// The measuring thread.
     ByCaller,
     /// A worker thread per fabric.
     ByWorkers,
 }
 
-/// A fabric that writes, one that is written to, and a region in each.
-pub struct Pair {
+/// A writing fabric, a target fabric, and a region in each.
+pub struct FabricPair {
     /// The writing side.
     pub writer: Fabric,
-    /// The written side; it only has to live.
+    /// The target side. It only has to exist.
     pub target: Fabric,
     /// The target as the writer sees it.
     pub peer: Peer,
@@ -49,18 +49,18 @@ pub struct Pair {
     pub dst: RemoteRegion,
 }
 
-impl Pair {
+impl FabricPair {
     /// Opens both fabrics, with `bytes` of touched memory on either side.
     pub fn open(driven: Driven, bytes: usize) -> Result<Self> {
         Self::over(Arc::new(Loopback::new()), driven, bytes)
     }
 
-    /// Over `rails` null devices: what is measured is the software alone.
+    /// As [`FabricPair::open`], over `rails` null devices: the bench measures the software alone.
     pub fn null(driven: Driven, rails: u32, bytes: usize) -> Result<Self> {
         Self::over(Arc::new(Null::new(rails)), driven, bytes)
     }
 
-    /// As [`Pair::open`], over any backend.
+    /// As [`FabricPair::open`], over any backend.
     pub fn over(backend: Arc<dyn Backend>, driven: Driven, bytes: usize) -> Result<Self> {
         let (writer, target) = (open(&backend, driven)?, open(&backend, driven)?);
         let (peer, _) = writer.connect_local(&target)?;
@@ -73,18 +73,26 @@ impl Pair {
         Ok(Self { writer, target, peer, src, landing, dst })
     }
 
-    /// One write, waited for.
+    /// Runs one write to its end.
     pub fn write(&self, at: usize, len: usize) -> Result<()> {
         self.peer.write(&self.src, at..at + len, &self.dst, at)?.wait(LIMIT).map(drop)
     }
 
-    /// One paged write, waited for.
+    /// Runs one paged write to its end.
     pub fn write_pages(&self, from: &Pages, to: &Pages, page: usize) -> Result<()> {
         self.peer.write_pages(&self.src, from, &self.dst, to, page)?.wait(LIMIT).map(drop)
     }
 }
 
-/// The same shuffle every time: `count` page indices.
+/// Prints the error of a bench, if it failed, and returns the exit code.
+pub fn exit_code(program: &str, done: BenchResult<ExitCode>) -> ExitCode {
+    done.unwrap_or_else(|why| {
+        eprintln!("{program}: {why}");
+        ExitCode::FAILURE
+    })
+}
+
+/// `count` page indices in a shuffled order, which is the same in every run of one seed.
 pub fn shuffled(count: u32, seed: u64) -> Vec<u32> {
     let mut indices: Vec<u32> = (0..count).collect();
     fastrand::Rng::with_seed(seed).shuffle(&mut indices);

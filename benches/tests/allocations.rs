@@ -3,7 +3,7 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-use benches::{Driven, LIMIT, Pair, shuffled};
+use benches::{Driven, FabricPair, LIMIT, shuffled};
 use transport_core::{Pages, WriteOptions};
 
 /// The system's allocator, counting what this thread asks of it.
@@ -45,7 +45,7 @@ fn allocations(rounds: usize, mut post: impl FnMut()) -> u64 {
 #[test]
 fn prepared_writes_allocate_nothing() {
     let bytes = PAGES as usize * PAGE;
-    for pair in [Pair::null(Driven::ByCaller, 4, bytes), Pair::open(Driven::ByCaller, bytes)] {
+    for pair in [FabricPair::null(Driven::ByCaller, 4, bytes), FabricPair::open(Driven::ByCaller, bytes)] {
         let pair = pair.expect("devices open");
         let (from, to) = (Pages::new(shuffled(PAGES, 1)), Pages::new(shuffled(PAGES, 2)));
         let options = WriteOptions::new();
@@ -58,7 +58,7 @@ fn prepared_writes_allocate_nothing() {
 
 #[test]
 fn writes_in_the_calling_thread_allocate_nothing() {
-    let pair = Pair::open(Driven::ByCaller, PAGE).expect("loopback opens");
+    let pair = FabricPair::open(Driven::ByCaller, PAGE).expect("loopback opens");
     assert_eq!(allocations(100, || pair.write(0, PAGE).expect("write")), 0);
 }
 

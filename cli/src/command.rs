@@ -8,7 +8,7 @@ use tracing_subscriber::filter::LevelFilter;
 
 use crate::common::Common;
 use crate::dump::Dumps;
-use crate::failure::Failure;
+use crate::failure::CommandFailure;
 use crate::{bench, doctor, explain, info, output, send, serve, simulate, topo, trace};
 
 /// Moves memory and files between processes and machines.
@@ -113,7 +113,7 @@ pub fn run() -> ExitCode {
         Command::Trace(trace) => trace::run(&trace),
     };
     match done {
-        Ok(()) | Err(Failure::ClosedPipe) => ExitCode::SUCCESS,
+        Ok(()) | Err(CommandFailure::ClosedPipe) => ExitCode::SUCCESS,
         Err(failure) => {
             output::print_error(failure.message());
             failure.exit_code()

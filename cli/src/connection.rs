@@ -11,7 +11,7 @@ use multirail::spi::Backend;
 use multirail::{Efa, Fabric, Listener, NoCommonTransport, Peer, Result, wait};
 
 use crate::LIBFABRIC;
-use crate::failure::{CommandResult, Failure};
+use crate::failure::{CommandFailure, CommandResult};
 
 /// The limit of connecting. The fabric's own limits are shorter.
 const CONNECT: Duration = Duration::from_secs(30);
@@ -40,7 +40,9 @@ pub fn wait_until_closed(peer: &Peer) -> Option<multirail::Error> {
 pub fn connect(fabric: &Fabric, address: &str) -> CommandResult<Peer> {
     match wait(fabric.connect(address), CONNECT) {
         Ok(peer) => peer.map_err(connect_failure),
-        Err(_) => Err(Failure::new(format!("{address} did not answer within {} s", CONNECT.as_secs()))),
+        Err(_) => {
+            Err(CommandFailure::new(format!("{address} did not answer within {} s", CONNECT.as_secs())))
+        }
     }
 }
 
@@ -48,7 +50,9 @@ pub fn connect(fabric: &Fabric, address: &str) -> CommandResult<Peer> {
 pub fn listen(fabric: &Fabric, address: &str) -> CommandResult<Listener> {
     match wait(fabric.listen(address), CONNECT) {
         Ok(listener) => Ok(listener?),
-        Err(_) => Err(Failure::new(format!("cannot listen on {address} within {} s", CONNECT.as_secs()))),
+        Err(_) => {
+            Err(CommandFailure::new(format!("cannot listen on {address} within {} s", CONNECT.as_secs())))
+        }
     }
 }
 
@@ -56,11 +60,11 @@ pub fn listen(fabric: &Fabric, address: &str) -> CommandResult<Listener> {
 const ANYWHERE: &str = "tcp";
 
 /// The failure of a connect. If the two sides have no common transport, the text has options that give them one.
-fn connect_failure(error: multirail::Error) -> Failure {
+fn connect_failure(error: multirail::Error) -> CommandFailure {
     let chain = successors(error.source(), |error| (*error).source());
     let offers = chain.filter_map(|error| error.downcast_ref::<NoCommonTransport>()).next();
     match offers {
-        Some(offers) => Failure::new(format!("{error}; {}", advice(offers))),
+        Some(offers) => CommandFailure::new(format!("{error}; {}", advice(offers))),
         None => error.into(),
     }
 }

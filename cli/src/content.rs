@@ -10,14 +10,14 @@ use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 
 /// The pieces of a file in ascending order: its extents, cut at chunks.
-pub struct Pieces<'a> {
+pub struct FilePieces<'a> {
     file: &'a File,
     size: u64,
     /// The rest of the current extent.
     extent: Range<u64>,
 }
 
-impl<'a> Pieces<'a> {
+impl<'a> FilePieces<'a> {
     /// The pieces of the first `size` bytes. Unless `sparse`, holes count as bytes.
     pub fn new(file: &'a File, size: u64, sparse: bool) -> Self {
         Self { file, size, extent: if sparse { 0..0 } else { 0..size } }
@@ -118,23 +118,23 @@ mod tests {
         assert_ne!(digest_of(&dense), digest_of(&sparse));
         assert_eq!(digest(&dense, size, || false).unwrap_err().kind(), io::ErrorKind::Interrupted);
 
-        let (mut pieces, mut at) = (Pieces::new(&sparse, size, false), 0);
+        let (mut pieces, mut at) = (FilePieces::new(&sparse, size, false), 0);
         while let Some(piece) = pieces.next().unwrap() {
             assert!(piece.start == at && piece.end > at && piece.end - piece.start <= CHUNK);
             at = piece.end;
         }
         assert_eq!(at, size);
-        let (mut pieces, mut total) = (Pieces::new(&sparse, size, true), 0);
+        let (mut pieces, mut total) = (FilePieces::new(&sparse, size, true), 0);
         while let Some(piece) = pieces.next().unwrap() {
             total += piece.end - piece.start;
         }
         assert_eq!(total, data(&sparse, size).unwrap());
 
         // The skipped pieces must be those of before.
-        let first = Pieces::new(&sparse, size, true).next().unwrap().unwrap();
+        let first = FilePieces::new(&sparse, size, true).next().unwrap().unwrap();
         let skips = || {
             let (len, end) = (first.end - first.start, first.end);
-            Pieces::new(&sparse, size, true).skip(1, len, end).unwrap()
+            FilePieces::new(&sparse, size, true).skip(1, len, end).unwrap()
         };
         assert!(skips());
         sparse.write_all_at(&[1], 0).unwrap();

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use multirail::observe::{MAX_RECORDING, OperationDump, OperationKind};
 use multirail::{Dump, Fabric, FabricBuilder, Recording, WeakFabric};
 
-use crate::failure::{CommandResult, Failure};
+use crate::failure::{CommandFailure, CommandResult};
 
 /// Writes dumps of this process's fabrics to stderr, and to a recording if `--dump` names one.
 #[derive(Default)]
@@ -51,8 +51,9 @@ impl Dumps {
     /// Dumps to stderr, and to a new recording at `path`.
     pub fn new(path: Option<&Path>, print_stalls: bool) -> CommandResult<Self> {
         let create = |path: &Path| {
-            RecordingFile::create(path)
-                .map_err(|error| Failure::new(format!("cannot write dumps to {}: {error}", path.display())))
+            RecordingFile::create(path).map_err(|error| {
+                CommandFailure::new(format!("cannot write dumps to {}: {error}", path.display()))
+            })
         };
         let recording = Mutex::new(path.map(create).transpose()?);
         Ok(Self { recording, print_stalls, fabrics: Mutex::default() })
@@ -109,13 +110,14 @@ impl Dumps {
     #[cfg(unix)]
     fn await_signals(self: Arc<Self>) -> CommandResult {
         let signals = signal_hook::iterator::Signals::new([signal_hook::consts::SIGUSR1]);
-        let mut signals = signals.map_err(|error| Failure::new(format!("cannot take SIGUSR1: {error}")))?;
+        let mut signals =
+            signals.map_err(|error| CommandFailure::new(format!("cannot take SIGUSR1: {error}")))?;
         let body = move || signals.forever().for_each(|_| self.on_demand());
         std::thread::Builder::new()
             .name("mr-dump".into())
             .spawn(body)
             .map(drop)
-            .map_err(|error| Failure::new(format!("cannot start the dump thread: {error}")))
+            .map_err(|error| CommandFailure::new(format!("cannot start the dump thread: {error}")))
     }
 
     #[cfg(not(unix))]

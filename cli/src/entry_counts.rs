@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::files::{Entry, Kind};
+use crate::files::{EntryKind, OfferedEntry};
 use serde::Serialize;
 
 use crate::units::{Size, gbytes_per_s};
@@ -37,12 +37,12 @@ pub struct EntryCounts {
 
 impl EntryCounts {
     /// Counts an entry. The end of a directory does not count.
-    pub fn add(&mut self, entry: &Entry, entry_result: EntryResult) {
+    pub fn add(&mut self, entry: &OfferedEntry, entry_result: EntryResult) {
         let (all, same, skipped) = match entry.kind {
-            Kind::Leave => return,
-            Kind::Directory => (&mut self.directories, None, &mut self.skipped_directories),
-            Kind::File { .. } => (&mut self.files, Some(&mut self.same_files), &mut self.skipped_files),
-            Kind::Link { .. } => (&mut self.links, Some(&mut self.same_links), &mut self.skipped_links),
+            EntryKind::Leave => return,
+            EntryKind::Directory => (&mut self.directories, None, &mut self.skipped_directories),
+            EntryKind::File { .. } => (&mut self.files, Some(&mut self.same_files), &mut self.skipped_files),
+            EntryKind::Link { .. } => (&mut self.links, Some(&mut self.same_links), &mut self.skipped_links),
         };
         *all += 1;
         match (entry_result, same) {
@@ -58,8 +58,8 @@ impl EntryCounts {
         (self.files, self.directories, self.links) == (1, 0, 0)
     }
 
-    /// `sent NAME: 3 files, 2 directories, 5 MiB in 0.10 s, 0.05 GB/s`, for `moved` bytes over the wire, followed by the
-    /// entries that were not stored. The line of a single file has no counts.
+    /// `sent NAME: 3 files, 2 directories, 5 MiB in 0.10 s, 0.05 GB/s`, for `moved` bytes over the wire, followed by
+    /// the entries that were not stored. The line of a single file has no counts.
     pub fn line(&self, verb: &str, name: &str, moved: u64, took: Duration) -> String {
         let counts = if self.is_one_file() { String::new() } else { format!("{self}, ") };
         let (seconds, speed) = (took.as_secs_f64(), gbytes_per_s(moved, took));
@@ -114,17 +114,17 @@ mod tests {
     fn files_directories_and_links_have_separate_counts() {
         let entry = |kind| {
             let mtime = Mtime { seconds: 0, nanoseconds: 0 };
-            Entry { path: TreePath::new(b"name").unwrap(), kind, mode: 0, mtime }
+            OfferedEntry { path: TreePath::new(b"name").unwrap(), kind, mode: 0, mtime }
         };
-        let file = entry(Kind::File { size: 7, data: 3 });
-        let link = entry(Kind::Link { target: b"x".to_vec() });
+        let file = entry(EntryKind::File { size: 7, data: 3 });
+        let link = entry(EntryKind::Link { target: b"x".to_vec() });
         let mut counts = EntryCounts::default();
         assert_eq!((counts.to_string(), counts.not_stored()), ("0 files".into(), String::new()));
         counts.add(&file, EntryResult::Stored);
         assert!(counts.is_one_file() && counts.to_string() == "1 file");
         counts.add(&file, EntryResult::Same);
-        counts.add(&entry(Kind::Directory), EntryResult::Skipped);
-        counts.add(&entry(Kind::Leave), EntryResult::Skipped);
+        counts.add(&entry(EntryKind::Directory), EntryResult::Skipped);
+        counts.add(&entry(EntryKind::Leave), EntryResult::Skipped);
         assert_eq!(counts.to_string(), "2 files, 1 directory");
         assert_eq!(
             counts.not_stored(),

@@ -4,11 +4,11 @@ use std::io;
 use std::process::ExitCode;
 
 /// The result of a command, or of a part of it.
-pub type CommandResult<T = ()> = Result<T, Failure>;
+pub type CommandResult<T = ()> = Result<T, CommandFailure>;
 
 /// The reason why a command ended early.
 #[derive(Debug)]
-pub enum Failure {
+pub enum CommandFailure {
     /// The text for the user, without a full stop.
     Message(String),
     /// A signal ended the command: its number, and the text for the user.
@@ -17,7 +17,7 @@ pub enum Failure {
     ClosedPipe,
 }
 
-impl Failure {
+impl CommandFailure {
     /// A failure with this text.
     pub fn new(message: impl Into<String>) -> Self {
         Self::Message(message.into())
@@ -49,14 +49,14 @@ impl Failure {
     }
 }
 
-impl From<multirail::Error> for Failure {
+impl From<multirail::Error> for CommandFailure {
     fn from(error: multirail::Error) -> Self {
         Self::Message(error.to_string())
     }
 }
 
 /// Failures of the command's own output. Errors of files get their text where they happen.
-impl From<io::Error> for Failure {
+impl From<io::Error> for CommandFailure {
     fn from(error: io::Error) -> Self {
         match error.kind() {
             io::ErrorKind::BrokenPipe => Self::ClosedPipe,

@@ -3,7 +3,9 @@
 use std::fs::File;
 use std::io::Write;
 
-use crate::files::{Layout, ToSender, ToServer, TreePath, check_link, decode_entries, decode_items};
+use crate::files::{
+    ReceiverMessage, SenderMessage, TreePath, WindowLayout, check_link, decode_entries, decode_items,
+};
 use multirail::Recording;
 
 use crate::bench::protocol as bench;
@@ -13,8 +15,8 @@ use crate::wire::decode;
 
 /// Parses messages of `send` and `serve`.
 pub fn files(bytes: &[u8]) {
-    let _ = ToServer::decode(bytes);
-    if let Ok(ToSender::Welcome { layout, .. }) = ToSender::decode(bytes) {
+    let _ = SenderMessage::decode(bytes);
+    if let Ok(ReceiverMessage::Welcome { layout, .. }) = ReceiverMessage::decode(bytes) {
         check_layout(&layout);
     }
 }
@@ -63,13 +65,13 @@ pub fn trace(bytes: &[u8]) {
 
 /// Parses messages of the two sides of a bench.
 pub fn bench(bytes: &[u8]) {
-    if let Ok(bench::ToServer::Prepare(load)) = decode::<bench::ToServer>(bytes) {
+    if let Ok(bench::ClientMessage::Prepare(load)) = decode::<bench::ClientMessage>(bytes) {
         let _ = load.check();
     }
-    let _ = decode::<bench::ToClient>(bytes);
+    let _ = decode::<bench::ServerMessage>(bytes);
 }
 
-fn check_layout(layout: &Layout) {
+fn check_layout(layout: &WindowLayout) {
     if layout.is_valid() {
         for sequence in [0, 1, u64::MAX] {
             assert!((layout.slot(sequence) as u64) < layout.total());

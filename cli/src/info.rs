@@ -7,13 +7,13 @@ use multirail::spi::{DeviceInfo, Operations};
 use multirail::{BackendChoice, GroupLocation, Registry, TransportInfo};
 use serde::Serialize;
 
-use crate::failure::{CommandResult, Failure};
-use crate::table::Table;
+use crate::failure::{CommandFailure, CommandResult};
+use crate::output::TextTable;
 use crate::units::Size;
 use crate::{Common, output};
 
 #[derive(Serialize)]
-struct Row {
+struct InfoRow {
     backend: &'static str,
     available: bool,
     devices: Vec<DeviceRow>,
@@ -28,14 +28,14 @@ struct Row {
     max_regions: Option<u32>,
     imm_bytes: Option<u8>,
     idle: Option<String>,
-    groups: Vec<Group>,
+    groups: Vec<RailGroupRow>,
     /// `emulated` if the peers' CPUs run the writes that the device cannot run.
     rdma_write: Option<&'static str>,
 }
 
 /// A rail group: its devices, its GPUs, and the core of its worker.
 #[derive(Serialize)]
-struct Group {
+struct RailGroupRow {
     devices: Vec<String>,
     gpus: Vec<String>,
     node: Option<u32>,
@@ -50,7 +50,7 @@ struct DeviceRow {
     address: Option<String>,
 }
 
-impl Row {
+impl InfoRow {
     fn new(backend: &'static str) -> Self {
         Self {
             backend,
@@ -71,10 +71,10 @@ impl Row {
     }
 
     /// The failure of a command that asked for this backend.
-    fn failure(&self) -> Failure {
+    fn failure(&self) -> CommandFailure {
         let words = |text: &Option<String>| text.clone().unwrap_or_default();
         let (reason, remedy) = (words(&self.reason), words(&self.remedy));
-        Failure::new(format!("{} is unavailable: {reason}; {remedy}", self.backend))
+        CommandFailure::new(format!("{} is unavailable: {reason}; {remedy}", self.backend))
     }
 }
 
@@ -91,7 +91,7 @@ pub fn run(common: &Common) -> CommandResult {
         BackendChoice::Named(name) => vec![row(&registry, registry.find(name)?.name())?],
     };
     let missing = rows.iter().find(|row| !row.available && common.asks_for(&choice, row.backend));
-    let missing = missing.map(Row::failure);
+    let missing = missing.map(InfoRow::failure);
     match common.json {
         true => rows.iter().try_for_each(output::json)?,
         false => print(rows)?,
@@ -99,15 +99,15 @@ pub fn run(common: &Common) -> CommandResult {
     missing.map_or(Ok(()), Err)
 }
 
-fn print(rows: Vec<Row>) -> CommandResult {
-    let table = Table::named_by(1).text("backend").text("available").text("devices").text("capabilities");
+fn print(rows: Vec<InfoRow>) -> CommandResult {
+    let table = TextTable::named_by(1).text("backend").text("available").text("devices").text("capabilities");
     let mut table = table.text("reason").text("fix");
     rows.into_iter().for_each(|row| table.row(cells(row)));
     table.print()
 }
 
-fn row(registry: &Registry, name: &'static str) -> CommandResult<Row> {
-    let mut row = Row::new(name);
+fn row(registry: &Registry, name: &'static str) -> CommandResult<InfoRow> {
+    let mut row = InfoRow::new(name);
     match registry.find(name)?.probe() {
         Ok(devices) => {
             row.available = true;
@@ -153,8 +153,8 @@ fn capabilities(registry: &Registry, name: &str) -> CommandResult<Option<Transpo
 }
 
 /// The row of the GPUs. They belong to no backend, but their memory can be registered with one.
-fn gpu_memory() -> Row {
-    let mut row = Row::new("GPU memory");
+fn gpu_memory() -> InfoRow {
+    let mut row = InfoRow::new("GPU memory");
     match Device::all() {
         Ok(gpus) => {
             row.available = true;
@@ -189,8 +189,8 @@ fn idle(transport: &TransportInfo) -> String {
     )
 }
 
-fn groups(transport: &TransportInfo) -> Vec<Group> {
-    let group = |(rails, location): (&Range<usize>, &GroupLocation)| Group {
+fn groups(transport: &TransportInfo) -> Vec<RailGroupRow> {
+    let group = |(rails, location): (&Range<usize>, &GroupLocation)| RailGroupRow {
         devices: transport.devices[rails.clone()].iter().map(|device| device.name.clone()).collect(),
         gpus: location.gpus.iter().map(ToString::to_string).collect(),
         node: location.node,
@@ -200,7 +200,7 @@ fn groups(transport: &TransportInfo) -> Vec<Group> {
 }
 
 /// The number of groups, and the CPUs of pinned workers.
-fn summary(groups: &[Group]) -> Option<String> {
+fn summary(groups: &[RailGroupRow]) -> Option<String> {
     let cores: Vec<String> = groups.iter().filter_map(|group| Some(group.core?.to_string())).collect();
     match (groups.len(), cores.is_empty()) {
         (0, _) => None,
@@ -218,7 +218,7 @@ fn device(device: &DeviceInfo) -> DeviceRow {
     }
 }
 
-fn cells(row: Row) -> Vec<String> {
+fn cells(row: InfoRow) -> Vec<String> {
     let devices = row.devices.iter().map(|device| match device.gbps {
         Some(gbps) => format!("{} ({}, {gbps:.0} Gbps)", device.name, device.about),
         None => format!("{} ({})", device.name, device.about),

@@ -6,7 +6,7 @@
 //! Read the modules in this order: `command` parses the arguments and runs a subcommand, `common` has the options
 //! that all subcommands share. The subcommands are `info`, `topo`, `explain`, `doctor`, `bench`, `serve`, `send`,
 //! `simulate` and `trace`. `files` is the file protocol, `wire` sends messages between two commands, and
-//! `connection` connects them. `output` and `table` print, `failure` has the errors, and `dump` writes dumps.
+//! `connection` connects them. `output` prints, `failure` has the errors, and `dump` writes dumps.
 #![deny(unsafe_code)]
 
 mod bench;
@@ -25,12 +25,10 @@ pub mod files;
 pub mod fuzz;
 mod info;
 mod output;
-mod provider;
 mod security;
 mod send;
 mod serve;
 mod simulate;
-mod table;
 mod topo;
 mod trace;
 mod units;

@@ -5,9 +5,8 @@ use std::path::PathBuf;
 
 use multirail::{FabricBuilder, Token};
 
-use crate::failure::CommandResult;
 #[cfg(feature = "tls")]
-use crate::failure::Failure;
+use crate::failure::{CommandFailure, CommandResult};
 
 /// The environment variable that replaces `--token-file`.
 const TOKEN_FILE: &str = "MULTIRAIL_TOKEN_FILE";
@@ -51,7 +50,9 @@ impl Security {
                 builder = builder.bootstrap(std::sync::Arc::new(bootstrap));
             }
             // A forgotten option must not turn encryption off.
-            _ => return Err(Failure::new("--tls-cert, --tls-key and --tls-ca must be given together")),
+            _ => {
+                return Err(CommandFailure::new("--tls-cert, --tls-key and --tls-ca must be given together"));
+            }
         }
         Ok(builder)
     }

@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::connection::until_closed;
-use crate::failure::{CommandResult, Failure};
+use crate::failure::{CommandFailure, CommandResult};
 
 /// The largest message. It is many times larger than a descriptor with many transports.
 pub const MESSAGE_BYTES: usize = 16 << 10;
@@ -60,7 +60,7 @@ impl MessageReceiver {
     pub fn next(&mut self, limit: Duration) -> CommandResult<multirail::Message> {
         match wait(until_closed(&self.peer, self.pool.next()), limit) {
             Ok(message) => Ok(message?),
-            Err(_) => Err(Failure::new(format!(
+            Err(_) => Err(CommandFailure::new(format!(
                 "the other side is connected but sent no message for {} s; restart it",
                 limit.as_secs()
             ))),
@@ -75,11 +75,11 @@ impl MessageReceiver {
 
 /// Encodes a message.
 pub fn encode(message: &impl Serialize) -> CommandResult<Vec<u8>> {
-    let bytes =
-        postcard::to_stdvec(message).map_err(|e| Failure::new(format!("cannot encode a message: {e}")))?;
+    let bytes = postcard::to_stdvec(message)
+        .map_err(|e| CommandFailure::new(format!("cannot encode a message: {e}")))?;
     match bytes.len() <= MESSAGE_BYTES {
         true => Ok(bytes),
-        false => Err(Failure::new(format!(
+        false => Err(CommandFailure::new(format!(
             "a message of {} bytes exceeds the limit of {MESSAGE_BYTES}",
             bytes.len()
         ))),
@@ -90,7 +90,7 @@ pub fn encode(message: &impl Serialize) -> CommandResult<Vec<u8>> {
 pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> CommandResult<T> {
     match postcard::take_from_bytes(bytes) {
         Ok((message, [])) => Ok(message),
-        _ => Err(Failure::new(
+        _ => Err(CommandFailure::new(
             "the other side uses another protocol; run the same multirail version and command there",
         )),
     }

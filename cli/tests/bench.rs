@@ -5,8 +5,9 @@ mod process;
 
 use std::path::Path;
 
-use process::{LIMIT, Running, eventually, run};
+use process::{LIMIT, RunningCommand, eventually, run};
 use rustix::process::Signal;
+use serde_json::Value;
 
 const KEYS: &str = "backend op src dst size pages inflight gbytes_per_s gbps ops_per_s p50_us p99_us p999_us max_us verified \
                     limit_gbytes_per_s limit_p50_us percent_of_limit rails imbalance_percent";
@@ -154,10 +155,10 @@ fn a_table_without_json() {
 }
 
 /// Ends a client during its second size with `end`. Returns its output, its errors and its exit code.
-fn cut_short(end: impl FnOnce(&mut Running, &Running)) -> (String, Vec<String>, Option<i32>) {
-    let (mut server, address) = Running::server(&["bench", "server", "--backend", "loopback"]);
+fn cut_short(end: impl FnOnce(&mut RunningCommand, &RunningCommand)) -> (String, Vec<String>, Option<i32>) {
+    let (mut server, address) = RunningCommand::server(&["bench", "server", "--backend", "loopback"]);
     let sweep = ["--backend", "loopback", "--sweep", "--duration", "300ms", "--pages", "4"];
-    let mut client = Running::start(&[&["bench", "client", &address], &sweep[..]].concat());
+    let mut client = RunningCommand::start(&[&["bench", "client", &address], &sweep[..]].concat());
     for size in [8, 64] {
         assert_eq!(server.json()["size"], size);
     }
@@ -195,7 +196,7 @@ fn after_the_servers_death_the_measured_rows_are_printed() {
 
 #[test]
 fn a_signal_leaves_no_server_behind() {
-    let bench = Running::start(&["bench", "--backend", "loopback", "--duration", "60s", "-v"]);
+    let bench = RunningCommand::start(&["bench", "--backend", "loopback", "--duration", "60s", "-v"]);
     bench.await_error("measuring");
     let children = || std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", bench.id()));
     let Ok(server) = children().map(|children| children.trim().to_owned()) else {
@@ -212,11 +213,55 @@ fn a_signal_leaves_no_server_behind() {
 
 #[test]
 fn two_terminals() {
-    let (mut server, address) = Running::server(&["bench", "server"]);
+    let (mut server, address) = RunningCommand::server(&["bench", "server"]);
     let (done, rows, said) =
         run(&["bench", "client", &address, "--json", "--duration", "50ms", "--pages", "16"]);
     assert!(done, "{said}");
     assert!(rows.contains("\"verified\":true"), "{rows}");
     assert_eq!(server.json()["ready"], "write-pages");
     server.succeeds();
+}
+
+fn ladder(options: &[&str]) -> Vec<Value> {
+    let (done, rows, said) = run(&[&["bench", "ladder", "--json", "--duration", "20ms"], options].concat());
+    assert!(done, "{said}");
+    rows.lines().map(|row| serde_json::from_str(row).expect("JSON")).collect()
+}
+
+#[test]
+fn eight_rungs_carry_pages() {
+    for options in [&["--null"][..], &["--devices", "2", "--groups", "2"]] {
+        let rows = ladder(options);
+        assert_eq!(rows.len(), 8);
+        for (height, row) in rows.iter().enumerate() {
+            assert_eq!(row["rung"], height + 1);
+            assert!(row["work_requests"].as_u64().is_some_and(|requests| requests >= 1024), "{row}");
+        }
+    }
+}
+
+#[test]
+fn batching_and_lazy_posting_save_instructions() {
+    if std::process::Command::new("valgrind").arg("--version").output().is_err() {
+        println!("skipped: valgrind is not installed");
+        return;
+    }
+    let rows = ladder(&["--null", "--devices", "8", "--groups", "1", "--instructions"]);
+    let counts: Vec<_> =
+        rows.iter().map(|row| row["instructions_per_wr"].as_f64().expect("a count")).collect();
+    assert!(counts[6] < counts[5] / 2.0, "batching: {counts:?}");
+    assert!(counts[7] < counts[6] * 0.8, "lazy posting: {counts:?}");
+}
+
+#[test]
+fn invalid_options_are_refused() {
+    for (options, words) in [
+        (&["--null", "--devices", "0"][..], "--devices must be between"),
+        (&["--null", "--devices", "2", "--groups", "3"], "--groups between"),
+        (&["--null", "--size", "2MiB"], "--size must be between"),
+        (&["--backend", "nonesuch"], "unknown backend"),
+    ] {
+        let (done, _, said) = run(&[&["bench", "ladder"], options].concat());
+        assert!(!done && said.contains(words), "{options:?}: {said}");
+    }
 }

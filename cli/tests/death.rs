@@ -3,16 +3,16 @@
 
 mod process;
 
-use process::{LIMIT, Running, eventually};
+use process::{LIMIT, RunningCommand, eventually};
 use rustix::process::{Pid, Signal, kill_process};
 
-/// A text in the sentence of a command whose peer was silent. A killed peer is recognised by its closed connection, long
-/// before its silence counts.
+/// A text in the sentence of a command whose peer was silent. A killed peer is recognised by its closed connection,
+/// long before its silence counts.
 const SILENCE: &str = "no heartbeat for 5.0 s";
 
-fn pair(op: &str) -> (Running, Running) {
-    let (server, address) = Running::server(&["bench", "server"]);
-    let client = Running::start(&[
+fn pair(op: &str) -> (RunningCommand, RunningCommand) {
+    let (server, address) = RunningCommand::server(&["bench", "server"]);
+    let client = RunningCommand::start(&[
         "bench",
         "client",
         &address,
@@ -28,7 +28,7 @@ fn pair(op: &str) -> (Running, Running) {
     (server, client)
 }
 
-fn one_sentence(client: &mut Running) -> String {
+fn one_sentence(client: &mut RunningCommand) -> String {
     let (status, said) = client.end_within(LIMIT);
     assert!(status.code().is_some_and(|code| code != 0), "{status}");
     let sentences: Vec<_> = said.iter().filter(|line| line.starts_with("multirail: ")).collect();
@@ -80,8 +80,8 @@ fn stopped_client() {
     one_sentence(&mut client);
 }
 
-fn with_its_own_server() -> (Running, Pid) {
-    let bench = Running::start(&["bench", "--duration", "10min", "--pages", "64", "-v"]);
+fn with_its_own_server() -> (RunningCommand, Pid) {
+    let bench = RunningCommand::start(&["bench", "--duration", "10min", "--pages", "64", "-v"]);
     bench.await_error("measuring");
     let children = format!("/proc/{0}/task/{0}/children", bench.id());
     let server =

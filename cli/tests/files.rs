@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
-use process::{LIMIT, Running, eventually, multirail, run};
+use process::{LIMIT, RunningCommand, eventually, multirail, run};
 use rustix::process::Signal;
 use tempfile::TempDir;
 
@@ -34,16 +34,16 @@ fn endless_file(directory: &Path) -> PathBuf {
 }
 
 /// Sends the endless file, with the hole as zeros.
-fn send_endless(from: &TempDir, address: &str) -> Running {
-    Running::start(&["send", text(&endless_file(from.path())), "--to", address, "--no-sparse"])
+fn send_endless(from: &TempDir, address: &str) -> RunningCommand {
+    RunningCommand::start(&["send", text(&endless_file(from.path())), "--to", address, "--no-sparse"])
 }
 
 fn text(path: &Path) -> &str {
     path.to_str().expect("UTF-8 path")
 }
 
-fn server(into: &TempDir, more: &[&str]) -> (Running, String) {
-    Running::server(&[&["serve", "--into", text(into.path())], more].concat())
+fn server(into: &TempDir, more: &[&str]) -> (RunningCommand, String) {
+    RunningCommand::server(&[&["serve", "--into", text(into.path())], more].concat())
 }
 
 /// The final names in a server's directory.
@@ -77,7 +77,7 @@ fn several_senders_at_once() {
     let (_server, address) = server(&into, &[]);
     let files: Vec<_> = (0..4).map(|n| random_file(from.path(), &format!("{n}"), (9 << 20) + n)).collect();
     let senders: Vec<_> =
-        files.iter().map(|file| Running::start(&["send", text(file), "--to", &address])).collect();
+        files.iter().map(|file| RunningCommand::start(&["send", text(file), "--to", &address])).collect();
     for mut sender in senders {
         sender.succeeds();
     }
@@ -192,7 +192,7 @@ fn existing_names_are_kept_unless_told_otherwise() {
 }
 
 /// A server for one sender, whose disk is soon full.
-fn limited_server(into: &TempDir) -> (Running, String) {
+fn limited_server(into: &TempDir) -> (RunningCommand, String) {
     // A file size limit replaces a full disk, because writes fail in the same way. The limit is higher than the
     // registered memory, which counts as a file too.
     let mut command = std::process::Command::new("sh");
@@ -202,7 +202,7 @@ fn limited_server(into: &TempDir) -> (Running, String) {
         .args(["-c", "ulimit -f 131072; trap '' XFSZ; exec \"$0\" \"$@\""])
         .arg(serve.get_program())
         .args(serve.get_args());
-    let server = Running::spawn(command);
+    let server = RunningCommand::spawn(command);
     let address = server.json()["listening"].as_str().expect("an address").to_owned();
     (server, address)
 }
@@ -228,7 +228,7 @@ fn a_full_disk_in_the_middle_of_a_directory() {
     fs::File::create(tree.join("b")).and_then(|file| file.set_len(1 << 40)).expect("a sparse file");
     random_file(&tree, "c", 1000);
     let (mut server, address) = limited_server(&into);
-    let mut sender = Running::start(&["send", text(&tree), "--to", &address, "--no-sparse"]);
+    let mut sender = RunningCommand::start(&["send", text(&tree), "--to", &address, "--no-sparse"]);
     for sentence in [sender.fails_within(LIMIT), server.fails_within(LIMIT)] {
         assert!(sentence.contains("tree/b") && sentence.contains("write the file"), "{sentence}");
     }
@@ -237,10 +237,10 @@ fn a_full_disk_in_the_middle_of_a_directory() {
 }
 
 /// Starts to send an endless file and then `more`. On return the sender reads the endless file.
-fn send_behind_endless(from: &TempDir, into: &TempDir, address: &str, more: &[&Path]) -> Running {
+fn send_behind_endless(from: &TempDir, into: &TempDir, address: &str, more: &[&Path]) -> RunningCommand {
     let endless = endless_file(from.path());
     let paths: Vec<_> = [&*endless].iter().chain(more).map(|path| text(path)).collect();
-    let sender = Running::start(&[&["send", "--to", address, "--no-sparse"], &paths[..]].concat());
+    let sender = RunningCommand::start(&[&["send", "--to", address, "--no-sparse"], &paths[..]].concat());
     growing(into);
     sender
 }

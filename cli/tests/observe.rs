@@ -5,7 +5,7 @@ mod process;
 
 use std::collections::BTreeMap;
 
-use process::{LIMIT, Running, eventually, run};
+use process::{LIMIT, RunningCommand, eventually, run};
 use rustix::process::Signal;
 use tempfile::TempDir;
 
@@ -42,7 +42,7 @@ fn a_stall_names_the_operations_that_wait_for_a_stopped_peer() {
     for op in ["write-imm", "send"] {
         let directory = TempDir::new().expect("a directory");
         let recording = path(&directory, "recording");
-        let (server, address) = Running::server(&["bench", "server"]);
+        let (server, address) = RunningCommand::server(&["bench", "server"]);
         let load = [
             "--duration",
             "10min",
@@ -56,7 +56,7 @@ fn a_stall_names_the_operations_that_wait_for_a_stopped_peer() {
             "--dump",
             &recording,
         ];
-        let mut client = Running::start(&[&["bench", "client", &address, "-v"], &load[..]].concat());
+        let mut client = RunningCommand::start(&[&["bench", "client", &address, "-v"], &load[..]].concat());
         client.await_error("measuring");
         server.signal(Signal::STOP);
 
@@ -92,7 +92,7 @@ fn a_signal_prints_a_dump_and_the_bench_goes_on() {
     let directory = TempDir::new().expect("a directory");
     let recording = path(&directory, "recording");
     let load = ["--duration", "3s", "--pages", "32", "--json", "-v", "--dump", &recording];
-    let mut bench = Running::start(&[&["bench"], &load[..]].concat());
+    let mut bench = RunningCommand::start(&[&["bench"], &load[..]].concat());
     bench.await_error("measuring");
     bench.signal(Signal::USR1);
     bench.await_error("dump of ");
@@ -118,7 +118,8 @@ fn a_signal_prints_a_dump_and_the_bench_goes_on() {
 #[test]
 fn servers_and_senders_dump_and_go_on() {
     let into = TempDir::new().expect("a directory");
-    let (server, address) = Running::server(&["serve", "--into", into.path().to_str().expect("UTF-8")]);
+    let (server, address) =
+        RunningCommand::server(&["serve", "--into", into.path().to_str().expect("UTF-8")]);
     server.signal(Signal::USR1);
     server.await_error("dump of ");
     let from = TempDir::new().expect("a directory");

@@ -8,7 +8,7 @@ use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use process::{LIMIT, Running, eventually, run};
+use process::{LIMIT, RunningCommand, eventually, run};
 use rustix::process::Signal;
 use tempfile::TempDir;
 
@@ -22,19 +22,19 @@ fn text(path: &Path) -> &str {
     path.to_str().expect("UTF-8 path")
 }
 
-fn server(into: &TempDir) -> (Running, String) {
-    Running::server(&["serve", "--into", text(into.path())])
+fn server(into: &TempDir) -> (RunningCommand, String) {
+    RunningCommand::server(&["serve", "--into", text(into.path())])
 }
 
 /// Starts to send, and waits until `bytes` are outstanding or sent.
-fn begin(path: &Path, address: &str, bytes: u64) -> Running {
-    let sender = Running::start(&["send", text(path), "--to", address, "--json", "--progress"]);
+fn begin(path: &Path, address: &str, bytes: u64) -> RunningCommand {
+    let sender = RunningCommand::start(&["send", text(path), "--to", address, "--json", "--progress"]);
     while sender.json()["progress_bytes"].as_u64().expect("progress") < bytes {}
     sender
 }
 
 /// The most bytes that an ended sender can have sent: it prints them before it sends them.
-fn most_sent(sender: &Running, least: u64) -> u64 {
+fn most_sent(sender: &RunningCommand, least: u64) -> u64 {
     let mut most = least;
     while let Some(row) = sender.rest() {
         most = row["progress_bytes"].as_u64().unwrap_or(most);
@@ -116,7 +116,7 @@ fn after_the_server_is_killed() {
 }
 
 /// A large file that is partly stored, and its server.
-fn interrupted(from: &TempDir, into: &TempDir) -> (std::path::PathBuf, Running, String) {
+fn interrupted(from: &TempDir, into: &TempDir) -> (std::path::PathBuf, RunningCommand, String) {
     let path = from.path().join("large");
     tree::random(&path, 64 << 20);
     let (server, address) = server(into);
@@ -162,7 +162,7 @@ fn a_file_that_replaces_one_of_its_size_is_continued() {
     tree::random(&path, 64 << 20);
     fs::File::create(into.path().join("large")).and_then(|old| old.set_len(64 << 20)).unwrap();
     let (server, address) =
-        Running::server(&["serve", "--into", text(into.path()), "--on-clash", "overwrite"]);
+        RunningCommand::server(&["serve", "--into", text(into.path()), "--on-clash", "overwrite"]);
     let mut sender = begin(&path, &address, 40 << 20);
     sender.signal(Signal::KILL);
     sender.ends_within_any(LIMIT);
@@ -229,7 +229,8 @@ fn one_server_per_directory_and_unknown_files_stay() {
         fs::write(staging.join(ours), "x").unwrap();
     }
     let (mut first, _) = server(&into);
-    let mut second = Running::start(&["serve", "--into", text(into.path()), "--listen", "127.0.0.1:0"]);
+    let mut second =
+        RunningCommand::start(&["serve", "--into", text(into.path()), "--listen", "127.0.0.1:0"]);
     assert!(second.fails_within(LIMIT).contains("another multirail serve"));
     let mut names: Vec<_> =
         fs::read_dir(&staging).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();

@@ -10,7 +10,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
-use process::{LIMIT, Running, run};
+use process::{LIMIT, RunningCommand, run};
 use rustix::process::Signal;
 use tempfile::TempDir;
 
@@ -35,7 +35,8 @@ fn clash(rule: &[&str], into: &TempDir) -> (bool, String, String) {
     let tree = small(&from);
     fs::create_dir(into.path().join("tree")).unwrap();
     fs::write(into.path().join("tree/b"), "old").unwrap();
-    let (_server, address) = Running::server(&[&["serve", "--into", text(into.path())], rule].concat());
+    let (_server, address) =
+        RunningCommand::server(&[&["serve", "--into", text(into.path())], rule].concat());
     let (done, rows, said) = run(&["send", text(&tree), "--to", &address]);
     (done, rows + &said, fs::read_to_string(into.path().join("tree/b")).unwrap())
 }
@@ -100,7 +101,7 @@ fn a_directory_that_is_there_stays_as_it_is_unless_it_is_overwritten() {
             fs::create_dir_all(into.path().join("tree/sub")).unwrap();
             let theirs = [into.path().join("tree/sub"), into.path().join("tree")];
             let (_server, address) =
-                Running::server(&["serve", "--into", text(into.path()), "--on-clash", rule]);
+                RunningCommand::server(&["serve", "--into", text(into.path()), "--on-clash", rule]);
             let send = || run(&[&["send", text(&tree), "--to", &address], resume].concat());
             for (n, directory) in theirs.iter().enumerate() {
                 tree::set_mode_and_time(directory, 0o750, 77 + n as u64);
@@ -140,8 +141,9 @@ fn a_directory_of_an_interrupted_sender_is_finished_by_the_next() {
     tree::random(&tree.join("sub/large"), 64 << 20);
     tree::set_mode_and_time(&tree.join("sub"), 0o750, 1);
     tree::set_mode_and_time(&tree, 0o711, 2);
-    let (server, address) = Running::server(&["serve", "--into", text(into.path()), "--on-clash", "skip"]);
-    let mut sender = Running::start(&["send", text(&tree), "--to", &address, "--json", "--progress"]);
+    let (server, address) =
+        RunningCommand::server(&["serve", "--into", text(into.path()), "--on-clash", "skip"]);
+    let mut sender = RunningCommand::start(&["send", text(&tree), "--to", &address, "--json", "--progress"]);
     while sender.json()["progress_bytes"].as_u64().expect("progress") < 10 << 20 {}
     sender.signal(Signal::KILL);
     sender.ends_within_any(LIMIT);
@@ -158,7 +160,8 @@ fn skip_keeps_a_file_that_has_the_name_of_a_directory() {
     let tree = small(&from);
     fs::create_dir(into.path().join("tree")).unwrap();
     fs::write(into.path().join("tree/sub"), "file").unwrap();
-    let (_server, address) = Running::server(&["serve", "--into", text(into.path()), "--on-clash", "skip"]);
+    let (_server, address) =
+        RunningCommand::server(&["serve", "--into", text(into.path()), "--on-clash", "skip"]);
     let (done, _, said) = run(&["send", text(&tree), "--to", &address]);
     assert!(done, "{said}");
     assert_eq!(fs::read(into.path().join("tree/sub")).unwrap(), b"file");
@@ -171,7 +174,7 @@ fn files_and_directories_never_replace_each_other() {
     let tree = small(&from);
     fs::create_dir_all(into.path().join("tree/a")).unwrap();
     let (_server, address) =
-        Running::server(&["serve", "--into", text(into.path()), "--on-clash", "overwrite"]);
+        RunningCommand::server(&["serve", "--into", text(into.path()), "--on-clash", "overwrite"]);
     let (done, _, said) = run(&["send", text(&tree), "--to", &address]);
     assert!(!done && said.contains("a directory of that name exists"), "{said}");
     fs::remove_dir_all(into.path().join("tree")).unwrap();
@@ -206,7 +209,8 @@ fn quota() {
         from.path().join(name)
     };
     let (five, large, six, four) = (file("five", 5), file("large", 40), file("six", 6), file("four", 4));
-    let (server, address) = Running::server(&["serve", "--into", text(into.path()), "--max-bytes", "10MiB"]);
+    let (server, address) =
+        RunningCommand::server(&["serve", "--into", text(into.path()), "--max-bytes", "10MiB"]);
     let send = |paths: &[&Path]| {
         let paths: Vec<_> = paths.iter().map(|path| text(path)).collect();
         run(&[&["send", "--to", &address, "--json", "--progress"], &paths[..]].concat())
@@ -234,7 +238,8 @@ fn empty_files_count() {
     let tree = from.path().join("tree");
     fs::create_dir(&tree).unwrap();
     (0..300).for_each(|n| fs::write(tree.join(n.to_string()), "").unwrap());
-    let (_server, address) = Running::server(&["serve", "--into", text(into.path()), "--max-bytes", "1MiB"]);
+    let (_server, address) =
+        RunningCommand::server(&["serve", "--into", text(into.path()), "--max-bytes", "1MiB"]);
     let (done, _, said) = run(&["send", text(&tree), "--to", &address]);
     assert!(!done && said.contains("--max-bytes"), "{said}");
     (250..300).for_each(|n| fs::remove_file(tree.join(n.to_string())).unwrap());
@@ -248,8 +253,9 @@ fn partial_files_count() {
     let (large, other) = (from.path().join("large"), from.path().join("other"));
     tree::random(&large, 64 << 20);
     tree::random(&other, 50 << 20);
-    let (_server, address) = Running::server(&["serve", "--into", text(into.path()), "--max-bytes", "70MiB"]);
-    let mut sender = Running::start(&["send", text(&large), "--to", &address, "--json", "--progress"]);
+    let (_server, address) =
+        RunningCommand::server(&["serve", "--into", text(into.path()), "--max-bytes", "70MiB"]);
+    let mut sender = RunningCommand::start(&["send", text(&large), "--to", &address, "--json", "--progress"]);
     while sender.json()["progress_bytes"].as_u64().expect("progress") < 40 << 20 {}
     sender.signal(Signal::KILL);
     sender.ends_within_any(LIMIT);

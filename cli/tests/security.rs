@@ -9,14 +9,14 @@ mod process;
 
 use std::fs;
 
-use process::{LIMIT, Running, multirail};
+use process::{LIMIT, RunningCommand, multirail};
 use tempfile::TempDir;
 
-struct Place {
+struct TestDirectory {
     root: TempDir,
 }
 
-impl Place {
+impl TestDirectory {
     fn new() -> Self {
         let place = Self { root: TempDir::new().unwrap() };
         fs::create_dir(place.path("into")).unwrap();
@@ -35,12 +35,12 @@ impl Place {
         self.path(name)
     }
 
-    fn serve(&self, options: &[&str]) -> (Running, String) {
-        Running::server(&[&["serve", "--overwrite", "--into", &self.path("into")], options].concat())
+    fn serve(&self, options: &[&str]) -> (RunningCommand, String) {
+        RunningCommand::server(&[&["serve", "--overwrite", "--into", &self.path("into")], options].concat())
     }
 
-    fn send(&self, to: &str, options: &[&str]) -> Running {
-        Running::start(&[&["send", &self.path("content"), "--to", to], options].concat())
+    fn send(&self, to: &str, options: &[&str]) -> RunningCommand {
+        RunningCommand::start(&[&["send", &self.path("content"), "--to", to], options].concat())
     }
 
     /// Takes the received file and returns its content.
@@ -54,7 +54,7 @@ impl Place {
 
 #[test]
 fn files_are_sent_with_the_same_token() {
-    let place = Place::new();
+    let place = TestDirectory::new();
     let (token, other) = (place.path("token"), place.path("other"));
     let (server, address) = place.serve(&["--token-file", &token]);
     place.send(&address, &["--token-file", &token]).succeeds();
@@ -71,7 +71,7 @@ fn files_are_sent_with_the_same_token() {
     // The token from the environment works, and the server still works.
     let mut by_environment = multirail(&["send", &place.path("content"), "--to", &address]);
     by_environment.env("MULTIRAIL_TOKEN_FILE", &token);
-    Running::spawn(by_environment).succeeds();
+    RunningCommand::spawn(by_environment).succeeds();
     assert_eq!(place.arrived().as_deref(), Some("what is sent"));
     assert!(server.errors().iter().all(|line| !line.contains("panicked")));
 
@@ -84,7 +84,7 @@ fn files_are_sent_with_the_same_token() {
 
 #[test]
 fn invalid_tokens_are_refused_before_anything_is_sent() {
-    let place = Place::new();
+    let place = TestDirectory::new();
     let short = place.file("short", "short\n");
     let sentence = place.send("127.0.0.1:1", &["--token-file", &short]).fails_within(LIMIT);
     assert!(sentence.contains("openssl rand -hex 32"), "{sentence}");
@@ -94,10 +94,10 @@ fn invalid_tokens_are_refused_before_anything_is_sent() {
 
 #[test]
 fn a_bench_of_two_processes_passes_the_token_on() {
-    let place = Place::new();
+    let place = TestDirectory::new();
     let token = place.path("token");
     let bench = ["bench", "--duration", "50ms", "--pages", "4", "--token-file", &token];
-    Running::start(&bench).succeeds();
+    RunningCommand::start(&bench).succeeds();
 }
 
 #[cfg(feature = "tls")]
@@ -105,7 +105,7 @@ fn a_bench_of_two_processes_passes_the_token_on() {
 fn files_are_sent_over_tls_with_one_authority() {
     use certificates::Authority;
 
-    let place = Place::new();
+    let place = TestDirectory::new();
     let (ca, foreign) = (Authority::new("ca"), Authority::new("foreign"));
     let roots = place.file("ca.pem", &ca.root);
     let options = |name: &str, authority: &Authority| {

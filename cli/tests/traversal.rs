@@ -1,11 +1,11 @@
-//! A hand-written sender that tries to leave the directory of `multirail serve`, with all kinds of bad paths and through
-//! existing symbolic links.
+//! A hand-written sender that tries to leave the directory of `multirail serve`, with all kinds of bad paths and
+//! through existing symbolic links.
 #![cfg(target_os = "linux")]
 
 mod process;
 mod wire;
 
-use multirail_cli::files::{Item, Kind, ToSender};
+use multirail_cli::files::{EntryKind, ReceiverMessage, TableItem};
 use tempfile::TempDir;
 use wire::{Hostile, file, is_untouched, raw, server};
 
@@ -31,7 +31,9 @@ fn paths_out_of_the_directory() {
         &longest,
         b".multirail/temp-0000000000000009",
     ] {
-        for kind in [file(1), Kind::Directory, Kind::Leave, Kind::Link { target: b"x".to_vec() }] {
+        for kind in
+            [file(1), EntryKind::Directory, EntryKind::Leave, EntryKind::Link { target: b"x".to_vec() }]
+        {
             let hostile = Hostile::ready(&address);
             hostile.offer(&raw(path, kind));
             hostile.ends_refused("name");
@@ -40,7 +42,7 @@ fn paths_out_of_the_directory() {
     }
     for target in [&b"/etc/passwd"[..], b"..", b"../..", b"../../secret", b"x/../../..", b"", b"a\0"] {
         let hostile = Hostile::ready(&address);
-        hostile.offer(&raw(b"a/link", Kind::Link { target: target.to_vec() }));
+        hostile.offer(&raw(b"a/link", EntryKind::Link { target: target.to_vec() }));
         hostile.ends_refused("symbolic link");
         server.await_error("symbolic link");
     }
@@ -57,11 +59,11 @@ fn symbolic_links_in_the_directory_are_not_followed() {
     for (path, kind) in [
         (&b"up/evil"[..], file(1)),
         (b"away/secret", file(1)),
-        (b"up/new", Kind::Directory),
-        (b"away/into/x", Kind::Leave),
-        (b"up", Kind::Leave),
-        (b"up", Kind::Directory),
-        (b"away/l", Kind::Link { target: b"x".to_vec() }),
+        (b"up/new", EntryKind::Directory),
+        (b"away/into/x", EntryKind::Leave),
+        (b"up", EntryKind::Leave),
+        (b"up", EntryKind::Directory),
+        (b"away/l", EntryKind::Link { target: b"x".to_vec() }),
     ] {
         let hostile = Hostile::ready(&address);
         hostile.offer(&raw(path, kind));
@@ -71,9 +73,9 @@ fn symbolic_links_in_the_directory_are_not_followed() {
     // A link that appears after the server has decided about the entry.
     let hostile = Hostile::ready(&address);
     hostile.offer(&raw(b"later/evil", file(1)));
-    assert!(matches!(hostile.answer(), ToSender::Actions { .. }));
+    assert!(matches!(hostile.answer(), ReceiverMessage::Actions { .. }));
     std::os::unix::fs::symlink("..", into.join("later")).unwrap();
-    hostile.fill(&[Item::Whole { index: 0, hash: blake3::hash(b"x").into() }], b"x");
+    hostile.fill(&[TableItem::Whole { index: 0, hash: blake3::hash(b"x").into() }], b"x");
     hostile.ends_refused("symbolic link");
     server.await_error("symbolic link");
     is_untouched(&root);

@@ -7,7 +7,7 @@ mod tree;
 use std::fs;
 use std::path::Path;
 
-use process::{LIMIT, Running, run};
+use process::{LIMIT, RunningCommand, run};
 use serde_json::json;
 use tempfile::TempDir;
 
@@ -26,7 +26,7 @@ fn peak_memory(process: u32) -> u64 {
 fn a_tree_of_10_000_files_arrives_identical() {
     let (from, into) = (TempDir::new().unwrap(), TempDir::new().unwrap());
     let tree = tree::build(from.path(), 10_000, 64 << 20);
-    let (server, address) = Running::server(&["serve", "--into", text(into.path())]);
+    let (server, address) = RunningCommand::server(&["serve", "--into", text(into.path())]);
     let (done, rows, said) = run(&["send", text(&tree), "--to", &address, "--json"]);
     assert!(done, "{said}");
     let row: serde_json::Value = serde_json::from_str(&rows).expect("one row");
@@ -65,9 +65,16 @@ fn both_sides_use_little_memory() {
     // A hole needs no disk space.
     let path = from.path().join("endless");
     fs::File::create(&path).and_then(|file| file.set_len(1 << 40)).unwrap();
-    let (server, address) = Running::server(&["serve", "--into", text(into.path())]);
-    let sender =
-        Running::start(&["send", text(&path), "--to", &address, "--progress", "--json", "--no-sparse"]);
+    let (server, address) = RunningCommand::server(&["serve", "--into", text(into.path())]);
+    let sender = RunningCommand::start(&[
+        "send",
+        text(&path),
+        "--to",
+        &address,
+        "--progress",
+        "--json",
+        "--no-sparse",
+    ]);
     while sender.json()["progress_bytes"].as_u64().expect("progress") < 400 << 20 {}
     for process in [&sender, &server] {
         assert!(peak_memory(process.id()) < 300 << 20, "{}", peak_memory(process.id()));
@@ -80,7 +87,7 @@ fn files_that_cannot_be_sent_are_named() {
     let tree = from.path().join("tree");
     fs::create_dir(&tree).unwrap();
     fs::write(tree.join("good"), "content").unwrap();
-    let (_server, address) = Running::server(&["serve", "--into", text(into.path())]);
+    let (_server, address) = RunningCommand::server(&["serve", "--into", text(into.path())]);
     let fails = |what: &str, words: &[&str]| {
         let (done, _, said) = run(&["send", text(&from.path().join(what)), "--to", &address]);
         assert!(!done && said.lines().count() == 1, "{said}");
@@ -121,7 +128,7 @@ fn special_bits_are_not_restored() {
     let file = from.path().join("tool");
     fs::write(&file, "x").unwrap();
     tree::set_mode_and_time(&file, 0o6755, 1);
-    let (_server, address) = Running::server(&["serve", "--into", text(into.path())]);
+    let (_server, address) = RunningCommand::server(&["serve", "--into", text(into.path())]);
     let (done, _, said) = run(&["send", text(&file), "--to", &address]);
     assert!(done && said.contains("setuid"), "{said}");
     let mode = std::os::unix::fs::MetadataExt::mode(&fs::metadata(into.path().join("tool")).unwrap());
@@ -135,7 +142,7 @@ fn two_paths_of_one_name_are_refused() {
         fs::create_dir(from.path().join(directory)).unwrap();
         fs::write(from.path().join(directory).join("name"), directory).unwrap();
     }
-    let mut sender = Running::start(&[
+    let mut sender = RunningCommand::start(&[
         "send",
         text(&from.path().join("a/name")),
         text(&from.path().join("b/name")),

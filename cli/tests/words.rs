@@ -7,7 +7,7 @@ mod tree;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use process::{LIMIT, Running, assert_agree, eventually, multirail};
+use process::{LIMIT, RunningCommand, assert_agree, eventually, multirail};
 use rustix::process::Signal;
 use tempfile::TempDir;
 
@@ -16,9 +16,9 @@ fn text(path: &Path) -> &str {
 }
 
 /// A server without --json, and its first line.
-fn server(into: &TempDir, more: &[&str]) -> (Running, String) {
+fn server(into: &TempDir, more: &[&str]) -> (RunningCommand, String) {
     let serve = ["serve", "--into", text(into.path()), "--listen", "127.0.0.1:0"];
-    let server = Running::start(&[&serve, more].concat());
+    let server = RunningCommand::start(&[&serve, more].concat());
     let line = server.line();
     (server, line)
 }
@@ -54,14 +54,14 @@ fn the_line_that_serve_prints_sends() {
         .arg(program)
         .arg(&file);
     shell.env_remove("MULTIRAIL_BACKEND").env_remove("MULTIRAIL_TOKEN_FILE");
-    Running::spawn(shell).succeeds();
+    RunningCommand::spawn(shell).succeeds();
     assert_eq!(fs::read(into.path().join("file")).unwrap(), b"content");
 
     // Values of variables are printed too, because the variables may be missing on the sender's host.
     let into = TempDir::new().unwrap();
     let mut serve = multirail(&["serve", "--into", text(into.path()), "--listen", "127.0.0.1:0", "--json"]);
     serve.env("MULTIRAIL_BACKEND", "loopback").env("MULTIRAIL_EFA_PROVIDER", "tcp");
-    let row = Running::spawn(serve).json();
+    let row = RunningCommand::spawn(serve).json();
     let (address, send) = (row["listening"].as_str().unwrap(), row["send"].as_str().unwrap());
     assert_eq!(send, format!("multirail send PATH --to {address} --backend loopback --provider tcp"));
 }
@@ -70,9 +70,11 @@ fn the_line_that_serve_prints_sends() {
 fn both_sides_count_the_same() {
     let (from, into) = (TempDir::new().unwrap(), TempDir::new().unwrap());
     let tree = small(&from);
-    let (server, address) = Running::server(&["serve", "--into", text(into.path()), "--on-clash", "skip"]);
+    let (server, address) =
+        RunningCommand::server(&["serve", "--into", text(into.path()), "--on-clash", "skip"]);
     let send = |more: &[&str]| {
-        let mut sender = Running::start(&[&["send", text(&tree), "--to", &address, "--json"], more].concat());
+        let mut sender =
+            RunningCommand::start(&[&["send", text(&tree), "--to", &address, "--json"], more].concat());
         let row = sender.json();
         sender.succeeds();
         let stored = server.json();
@@ -107,7 +109,7 @@ fn counts_are_printed() {
     let (server, line) = server(&into, &["--overwrite"]);
     let address = line["listening on ".len()..].split(';').next().unwrap().to_owned();
     let send = |more: &[&str]| {
-        let mut sender = Running::start(&[&["send", text(&tree), "--to", &address], more].concat());
+        let mut sender = RunningCommand::start(&[&["send", text(&tree), "--to", &address], more].concat());
         let line = sender.line();
         sender.succeeds();
         [line, server.line()]
@@ -133,8 +135,8 @@ fn a_stopped_server_reports_unfinished_files() {
     // All sent files are complete.
     let (from, into) = (TempDir::new().unwrap(), TempDir::new().unwrap());
     let tree = small(&from);
-    let (mut done, address) = Running::server(&["serve", "--into", text(into.path())]);
-    Running::start(&["send", text(&tree), "--to", &address]).succeeds();
+    let (mut done, address) = RunningCommand::server(&["serve", "--into", text(into.path())]);
+    RunningCommand::start(&["send", text(&tree), "--to", &address]).succeeds();
     done.signal(Signal::INT);
     done.succeeds_silently();
 
@@ -142,12 +144,12 @@ fn a_stopped_server_reports_unfinished_files() {
     let large = from.path().join("large");
     fs::File::create(&large).and_then(|file| file.set_len(1 << 40)).unwrap();
     let send = |address: &str| {
-        let sender = Running::start(&["send", text(&large), "--to", address, "--no-sparse"]);
+        let sender = RunningCommand::start(&["send", text(&large), "--to", address, "--no-sparse"]);
         let grows = || tree::partials(into.path()).iter().any(|(_, journal)| *journal > 4 * 44).then_some(());
         eventually(LIMIT, "a partial file grows", grows);
         sender
     };
-    let (mut cut, address) = Running::server(&["serve", "--into", text(into.path())]);
+    let (mut cut, address) = RunningCommand::server(&["serve", "--into", text(into.path())]);
     let mut sender = send(&address);
     cut.signal(Signal::INT);
     cut.await_error(
@@ -157,7 +159,7 @@ fn a_stopped_server_reports_unfinished_files() {
     sender.fails_within(LIMIT);
 
     // The unfinished file is still there, and no sender is interrupted.
-    let (mut idle, _) = Running::server(&["serve", "--into", text(into.path())]);
+    let (mut idle, _) = RunningCommand::server(&["serve", "--into", text(into.path())]);
     idle.signal(Signal::INT);
     let sentence = idle.fails_within(LIMIT);
     assert_eq!(sentence, "multirail: interrupted; one unfinished file is in .multirail for `send --resume`");

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use transport_core::spi::{Backend, DeviceInfo};
 use transport_core::{Memory, TransportConfig};
 
 /// A backend under test. The suite opens all its fabrics through this trait.
@@ -15,7 +16,7 @@ pub trait BackendUnderTest: Send + Sync {
     }
 
     /// Returns true if trials with this tag run against the backend. Other trials are not listed.
-    fn runs_tag(&self, tag: Tag) -> bool {
+    fn runs_tag(&self, tag: TrialTag) -> bool {
         let _ = tag;
         true
     }
@@ -31,7 +32,7 @@ pub trait BackendUnderTest: Send + Sync {
     }
 
     /// A transport of this shape for a fabric, or the reason why the backend has none.
-    fn transport(&self, label: &str, shape: Shape) -> Result<TransportConfig, String>;
+    fn transport(&self, label: &str, shape: TransportShape) -> Result<TransportConfig, String>;
 
     /// Transports that each fabric has before the one under test. These reach no peer, because no other
     /// fabric has a transport with the same label: auto mode opens such transports too.
@@ -53,7 +54,7 @@ pub trait BackendUnderTest: Send + Sync {
 
     /// Allocates `len` bytes for a region on this side of a trial's transfers; no other code may know the
     /// memory. `None` stands for host memory from `Fabric::alloc`.
-    fn memory(&self, side: Side, len: usize) -> Result<Option<Arc<dyn Memory>>, String> {
+    fn memory(&self, side: TransferSide, len: usize) -> Result<Option<Arc<dyn Memory>>, String> {
         let _ = (side, len);
         Ok(None)
     }
@@ -73,7 +74,7 @@ pub trait BackendUnderTest: Send + Sync {
 
 /// The kind of time and processes that a trial runs in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Tag {
+pub enum TrialTag {
     /// One thread, caller-driven fabrics, and a clock that only the trial moves.
     Virtual,
     /// Real time, worker threads and, in most trials, more processes.
@@ -82,7 +83,7 @@ pub enum Tag {
 
 /// One side of a trial's transfers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Side {
+pub enum TransferSide {
     /// The first fabric of a trial, usually the initiator.
     Source,
     /// The other fabrics, and the fabrics of helper processes.
@@ -91,7 +92,7 @@ pub enum Side {
 
 /// The number of devices of a transport, and how they behave.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Shape {
+pub struct TransportShape {
     /// The number of devices; each is a rail.
     pub rails: u32,
     /// How the devices behave.
@@ -155,6 +156,18 @@ impl Variant {
             Self::Faulty => "faulty",
         }
     }
+}
+
+/// The devices of a backend, at least `rails` of them.
+///
+/// # Errors
+/// The reason why the machine has fewer, and what to do about it.
+pub fn devices(backend: &dyn Backend, rails: u32) -> Result<Vec<DeviceInfo>, String> {
+    let devices = backend.probe().map_err(|why| format!("{}; {}", why.reason, why.remedy))?;
+    if devices.len() < rails as usize {
+        return Err(format!("the machine has {} devices, and the trial needs {rails}", devices.len()));
+    }
+    Ok(devices)
 }
 
 /// A trial that fails, and why that is accepted for now.

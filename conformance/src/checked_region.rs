@@ -7,9 +7,9 @@ use std::ops::Range;
 use transport_core::spi::Revocation;
 use transport_core::{Access, ErrorKind, Region, RemoteRegion, TransportInfo};
 
-use crate::check::{Failure, TestResult};
+use crate::check::{TestResult, TrialFailure};
 use crate::process::LIMIT;
-use crate::trial_fabric::TrialFabric;
+use crate::trial::TrialFabric;
 
 /// All access rights for a peer.
 pub(crate) const FULL_ACCESS: Access = Access::all();
@@ -76,7 +76,7 @@ impl CheckedRegion {
     pub(crate) fn check(&self, what: &str) -> TestResult {
         let Some((at, got)) = self.first_mismatch()? else { return Ok(()) };
         let (want, len) = (self.expected[at], self.len());
-        Err(Failure::new(format!("{what}: byte {at} of {len} is {got}, want {want}")))
+        Err(TrialFailure::new(format!("{what}: byte {at} of {len} is {got}, want {want}")))
     }
 
     /// Returns the offset and the value of the first wrong byte.

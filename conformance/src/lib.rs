@@ -10,11 +10,11 @@
 //! ```
 //!
 //! Read the modules in this order: `backend_under_test` is what a backend states, and `trial` is
-//! what a trial states. `check` has the assertions. `trial_fabric` is a fabric with the kind of memory
-//! that its side of a transfer uses, `checked_region` is a region with its expected bytes, and
-//! `sim_harness` drives fabrics and moves their virtual clock. `trials` has the trials, one file per
+//! what a trial states, with its fabrics, whose memory depends on their side of a transfer. `check` has
+//! the assertions. `checked_region` is a region with its expected bytes, and `sim_harness` drives
+//! fabrics and moves their virtual clock. `trials` has the trials, one file per
 //! noun. `process` has the helper processes. `run` runs one trial over its seeds, `statistics` counts
-//! the runs, `runner` runs the whole suite, and `parallel_runner` runs several backends at once.
+//! the runs, and `runner` runs the whole suite, with several backends at once.
 //! `soak` is a separate program: random work between two processes for hours, and what both
 //! processes hold meanwhile.
 //!
@@ -33,7 +33,6 @@
 mod backend_under_test;
 mod check;
 mod checked_region;
-mod parallel_runner;
 mod process;
 mod run;
 mod runner;
@@ -41,13 +40,14 @@ mod sim_harness;
 mod soak;
 mod statistics;
 mod trial;
-mod trial_fabric;
 mod trials;
 
-pub use backend_under_test::{BackendUnderTest, KnownFailure, Shape, Side, Tag, Variant};
-pub use check::Failure;
+pub use backend_under_test::{
+    BackendUnderTest, KnownFailure, TransferSide, TransportShape, TrialTag, Variant, devices,
+};
+pub use check::TrialFailure;
 pub use process::is_helper;
 pub use runner::{main, run_or_skip};
 pub use soak::{SoakConfig, soak};
-pub use trial::{Context, Trial};
+pub use trial::{Trial, TrialContext};
 pub use trials::trials;

@@ -10,12 +10,12 @@ use std::time::Duration;
 use libtest_mimic::{Completion, Failed};
 use limit::Limit;
 
-use crate::backend_under_test::Tag;
+use crate::backend_under_test::TrialTag;
 use crate::check::TestResult;
 use crate::process::LIMIT;
 use crate::runner::{SEED_VARIABLE, SEEDS_VARIABLE};
 use crate::statistics::{RunRecorder, thread_cpu_time};
-use crate::trial::{Context, Trial};
+use crate::trial::{Trial, TrialContext};
 
 /// Process trials measure time and CPU time, so they run alone: they hold this lock for writing.
 static MACHINE: RwLock<()> = RwLock::new(());
@@ -24,9 +24,9 @@ static MACHINE: RwLock<()> = RwLock::new(());
 const MAX_FAILED_SEEDS: usize = 10;
 
 /// One trial against one backend and variant, over its seeds.
-pub(crate) struct Run {
+pub(crate) struct TrialRun {
     pub trial: Trial,
-    pub context: Context,
+    pub context: TrialContext,
     pub seeds: Range<u64>,
     /// The name with the backend's and the variant's names.
     pub name: String,
@@ -34,7 +34,7 @@ pub(crate) struct Run {
     pub known: Option<&'static str>,
 }
 
-impl Run {
+impl TrialRun {
     /// The run as a test of libtest-mimic.
     pub(crate) fn into_test(self) -> libtest_mimic::Trial {
         Self::named(&self.name.clone(), self.trial.tag, move || self.execute())
@@ -43,12 +43,12 @@ impl Run {
     /// A test of libtest-mimic with this name.
     pub(crate) fn named(
         name: &str,
-        tag: Tag,
+        tag: TrialTag,
         execute: impl FnOnce() -> Result<Completion, Failed> + Send + 'static,
     ) -> libtest_mimic::Trial {
         let kind = match tag {
-            Tag::Virtual => "virtual",
-            Tag::Process => "process",
+            TrialTag::Virtual => "virtual",
+            TrialTag::Process => "process",
         };
         libtest_mimic::Trial::ignorable_test(name, execute).with_kind(kind)
     }
@@ -76,12 +76,12 @@ impl Run {
     /// trials go on.
     fn run_all(&self) -> Result<Vec<FailedSeed>, Failed> {
         let limit = match self.trial.tag {
-            Tag::Virtual => Duration::from_secs(60),
+            TrialTag::Virtual => Duration::from_secs(60),
             // Longer than any wait within the trial: such a wait fails first and says where it waits.
-            Tag::Process => 3 * LIMIT,
+            TrialTag::Process => 3 * LIMIT,
         };
-        let shared = (self.trial.tag == Tag::Virtual).then(|| MACHINE.read());
-        let alone = (self.trial.tag == Tag::Process).then(|| MACHINE.write());
+        let shared = (self.trial.tag == TrialTag::Virtual).then(|| MACHINE.read());
+        let alone = (self.trial.tag == TrialTag::Process).then(|| MACHINE.write());
         let mut failed = Vec::new();
         let mut remaining = self.seeds.clone();
         let mut thread = self.start(remaining.clone())?;

@@ -1,21 +1,20 @@
 //! Runs the suite: chooses the trials and seeds, and prints what is skipped and why.
 
 use std::cell::LazyCell;
-use std::process::ExitCode;
-use std::sync::Arc;
+use std::process::{Command, ExitCode, Output};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use libtest_mimic::{Arguments, Completion, Trial as Test};
 use transport_core::FabricBuilder;
 use transport_core::spi::Operations;
 
-use crate::backend_under_test::{BackendUnderTest, Shape, Tag, Variant};
-use crate::parallel_runner;
-use crate::process;
-use crate::run::Run;
-use crate::statistics;
-use crate::trial::{Context, Trial};
+use crate::backend_under_test::{BackendUnderTest, TransportShape, TrialTag, Variant};
+use crate::run::TrialRun;
+use crate::trial::{Trial, TrialContext};
 use crate::trials::trials;
+use crate::{process, statistics};
 
 /// The default seed. It is fixed, so that a failure in CI also happens in every checkout.
 const SEED: u64 = 1;
@@ -31,7 +30,7 @@ pub fn main(backends: Vec<Arc<dyn BackendUnderTest>>) -> ExitCode {
     }
     let arguments = Arguments::from_args();
     if backends.len() > 1 && arguments.filter.is_none() && !arguments.list {
-        return parallel_runner::run(&backends);
+        return run_in_parallel(&backends);
     }
     let (seed, seeds) = match (number(SEED_VARIABLE), number(SEEDS_VARIABLE)) {
         (Ok(seed), Ok(seeds)) => (seed.unwrap_or(SEED), seeds),
@@ -49,7 +48,7 @@ pub fn main(backends: Vec<Arc<dyn BackendUnderTest>>) -> ExitCode {
         print_plan(&backends, &runs, seed);
     }
     let begun = Instant::now();
-    let conclusion = libtest_mimic::run(&arguments, runs.into_iter().map(Run::into_test).collect());
+    let conclusion = libtest_mimic::run(&arguments, runs.into_iter().map(TrialRun::into_test).collect());
     process::drop_kept_pair();
     if !arguments.list {
         statistics::print(begun.elapsed());
@@ -69,30 +68,30 @@ fn runs(
     seed: u64,
     seeds: Option<u64>,
     arguments: &Arguments,
-) -> Vec<Run> {
+) -> Vec<TrialRun> {
     let supported = LazyCell::new(|| operations(&**backend));
     let mut runs = Vec::new();
     for trial in trials().filter(|trial| backend.runs_tag(trial.tag) && backend.runs_trial(trial.name)) {
         let count = match trial.tag {
-            Tag::Virtual => seeds.unwrap_or(backend.seeds()).max(1),
-            Tag::Process => 1,
+            TrialTag::Virtual => seeds.unwrap_or(backend.seeds()).max(1),
+            TrialTag::Process => 1,
         };
         let variants = backend.variants(trial.variants);
         for &variant in &variants {
             let short = short_name(trial, variant, variants.len());
             let name = format!("{}::{short}", backend.name());
-            if arguments.is_filtered_out(&Run::named(&name, trial.tag, || Ok(Completion::Completed))) {
+            if arguments.is_filtered_out(&TrialRun::named(&name, trial.tag, || Ok(Completion::Completed))) {
                 continue;
             }
             let known =
                 backend.known_failures().iter().find(|known| known.trial == short).map(|known| known.why);
             let skipped = why_skipped(trial, &**backend, variant, &supported);
-            let context = Context {
+            let context = TrialContext {
                 seed_sweep: seeds.is_some() || backend.seeds() > 1,
-                ..Context::new(backend.clone(), variant, seed)
+                ..TrialContext::new(backend.clone(), variant, seed)
             };
             let seeds = seed..seed.saturating_add(count);
-            runs.push(Run { trial: *trial, context, seeds, name, skipped, known });
+            runs.push(TrialRun { trial: *trial, context, seeds, name, skipped, known });
         }
     }
     runs
@@ -108,7 +107,7 @@ fn short_name(trial: &Trial, variant: Variant, of: usize) -> String {
 /// The operations that the backend supports, or the reason why it cannot be opened. One device is enough: the
 /// others support the same operations.
 fn operations(backend: &dyn BackendUnderTest) -> Result<Operations, String> {
-    let shape = Shape { rails: 1, variant: Variant::Plain, seed: SEED };
+    let shape = TransportShape { rails: 1, variant: Variant::Plain, seed: SEED };
     let transport = backend.transport("probe", shape)?;
     let fabric = FabricBuilder::new().transport(transport).open().map_err(|error| error.to_string())?;
     Ok(fabric.transports().iter().fold(Operations::all(), |all, info| all & info.capabilities.operations))
@@ -121,14 +120,14 @@ fn why_skipped(
     variant: Variant,
     supported: &Result<Operations, String>,
 ) -> Option<String> {
-    if trial.tag == Tag::Process && !cfg!(target_os = "linux") {
+    if trial.tag == TrialTag::Process && !cfg!(target_os = "linux") {
         return Some("process trials run on Linux only: they read /proc".into());
     }
     if let Some(why) = backend.skip_reason(trial.name) {
         return Some(why.to_owned());
     }
     let rails = trial.rails.max(backend.rails());
-    if let Err(why) = backend.transport("probe", Shape { rails, variant, seed: SEED }) {
+    if let Err(why) = backend.transport("probe", TransportShape { rails, variant, seed: SEED }) {
         return Some(why);
     }
     match supported {
@@ -152,7 +151,7 @@ fn stale_entry(backend: &dyn BackendUnderTest) -> Option<String> {
     Some(format!("{}: the known failure {:?} names no trial; remove it", backend.name(), stale.trial))
 }
 
-fn print_plan(backends: &[Arc<dyn BackendUnderTest>], runs: &[Run], seed: u64) {
+fn print_plan(backends: &[Arc<dyn BackendUnderTest>], runs: &[TrialRun], seed: u64) {
     let distinct = trials().count();
     println!("conformance: {distinct} trials, {SEED_VARIABLE}={seed}");
     for backend in backends {
@@ -163,7 +162,7 @@ fn print_plan(backends: &[Arc<dyn BackendUnderTest>], runs: &[Run], seed: u64) {
         if all == 0 {
             continue;
         }
-        let (virtual_, process) = (tagged(Tag::Virtual), tagged(Tag::Process));
+        let (virtual_, process) = (tagged(TrialTag::Virtual), tagged(TrialTag::Process));
         println!(
             "  {}: {all} runs ({virtual_} virtual, {process} process), {skipped} skipped, {known} known failures",
             backend.name()
@@ -200,4 +199,48 @@ pub fn run_or_skip(missing: Option<String>, tests: &[(&'static str, fn())]) -> E
         })
     };
     libtest_mimic::run(&Arguments::from_args(), tests.iter().map(test).collect()).exit_code()
+}
+
+/// Runs this program once for each backend and prints each output. Returns success if all passed.
+///
+/// Process trials run alone in their process and mostly wait. So each backend gets its own process, and a few of these
+/// processes run at the same time.
+fn run_in_parallel(backends: &[Arc<dyn BackendUnderTest>]) -> ExitCode {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let (next, failed, printing) = (AtomicUsize::new(0), AtomicUsize::new(0), Mutex::new(()));
+    std::thread::scope(|scope| {
+        for _ in 0..=cores.min(backends.len()) {
+            scope.spawn(|| {
+                while let Some(backend) = backends.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let output = run_one(backend.name());
+                    let _whole_output = printing.lock().unwrap_or_else(PoisonError::into_inner);
+                    println!("-- {}", backend.name());
+                    match output {
+                        Ok(Output { status, stdout, stderr }) => {
+                            eprint!("{}", String::from_utf8_lossy(&stderr));
+                            print!("{}", String::from_utf8_lossy(&stdout));
+                            failed.fetch_add(usize::from(!status.success()), Ordering::Relaxed);
+                        }
+                        Err(error) => {
+                            eprintln!("the test process did not start: {error}");
+                            failed.fetch_add(1, Ordering::Relaxed);
+                        }
+                    }
+                }
+            });
+        }
+    });
+    match failed.into_inner() {
+        0 => ExitCode::SUCCESS,
+        failed => {
+            println!("{failed} of {} backends failed", backends.len());
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Runs the trials of one backend in a new process.
+fn run_one(backend: &str) -> std::io::Result<Output> {
+    let arguments = std::env::args_os().skip(1);
+    Command::new(std::env::current_exe()?).args(arguments).arg(format!("{backend}::")).output()
 }

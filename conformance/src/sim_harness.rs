@@ -1,6 +1,7 @@
 //! Caller-driven fabrics and the virtual clock that they share.
 
 use std::cell::{Cell, RefCell};
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -11,10 +12,9 @@ use transport_core::{
     VirtualClock,
 };
 
-use crate::backend_under_test::{Shape, Side, Variant};
-use crate::check::{Failure, TestResult, ensure, ensure_err};
-use crate::trial::Context;
-use crate::trial_fabric::TrialFabric;
+use crate::backend_under_test::{TransferSide, TransportShape, Variant};
+use crate::check::{TestResult, TrialFailure, ensure, ensure_err, poll_once};
+use crate::trial::{TrialContext, TrialFabric};
 
 /// The label of a fabric's only transport.
 pub(crate) const LABEL: &str = "under-test";
@@ -34,7 +34,7 @@ const MAX_TICK: Duration = Duration::from_millis(500);
 /// Drives the fabrics of a trial and moves their common virtual clock.
 pub(crate) struct SimHarness {
     pub clock: VirtualClock,
-    pub context: Context,
+    pub context: TrialContext,
     fabrics: RefCell<Vec<Fabric>>,
     /// The number of turns in a row without any event.
     turns_without_event: Cell<u32>,
@@ -79,10 +79,10 @@ impl Default for Options<'_> {
 
 /// The builder of a fabric with transports of the backend under test.
 #[track_caller]
-pub(crate) fn builder(context: &Context, options: &Options<'_>) -> TestResult<FabricBuilder> {
+pub(crate) fn builder(context: &TrialContext, options: &Options<'_>) -> TestResult<FabricBuilder> {
     let rails = options.rails.unwrap_or_else(|| context.backend.rails());
     let variant = options.variant.unwrap_or(context.variant);
-    let shape = Shape { rails, variant, seed: context.seed };
+    let shape = TransportShape { rails, variant, seed: context.seed };
     let mut builder = FabricBuilder::new().max_operations(options.max_operations).deadline(options.deadline);
     static FABRICS: AtomicU64 = AtomicU64::new(0);
     let number = FABRICS.fetch_add(1, Ordering::Relaxed);
@@ -93,7 +93,7 @@ pub(crate) fn builder(context: &Context, options: &Options<'_>) -> TestResult<Fa
         .into_iter()
         .fold(builder, FabricBuilder::transport);
     for label in options.labels {
-        builder = builder.transport(context.backend.transport(label, shape).map_err(Failure::new)?);
+        builder = builder.transport(context.backend.transport(label, shape).map_err(TrialFailure::new)?);
     }
     if options.group_per_rail {
         // A device that no listed group names makes its own group.
@@ -109,7 +109,7 @@ pub(crate) fn builder(context: &Context, options: &Options<'_>) -> TestResult<Fa
 }
 
 impl SimHarness {
-    pub(crate) fn new(context: &Context) -> Self {
+    pub(crate) fn new(context: &TrialContext) -> Self {
         let (fabrics, context) = (RefCell::default(), context.clone());
         let (clock, turns_without_event, turns_without_post, idle_timer) = Default::default();
         Self { clock, context, fabrics, turns_without_event, turns_without_post, idle_timer }
@@ -130,7 +130,7 @@ impl SimHarness {
             .incarnation(self.context.seed.wrapping_mul(1000).wrapping_add(number + 1));
         let fabric = builder.open()?;
         self.drive(&fabric);
-        let side = if number == 0 { Side::Source } else { Side::Target };
+        let side = if number == 0 { TransferSide::Source } else { TransferSide::Target };
         Ok(TrialFabric::new(fabric, &self.context, side))
     }
 
@@ -196,7 +196,18 @@ impl SimHarness {
             }
             self.tick();
         }
-        Err(Failure::new(format!("{what}: did not happen within {MAX_TURNS} turns")))
+        Err(TrialFailure::new(format!("{what}: did not happen within {MAX_TURNS} turns")))
+    }
+
+    /// Ticks until `future` is ready, and returns its output.
+    #[track_caller]
+    pub(crate) fn output<F: Future>(&self, what: &str, future: F) -> TestResult<F::Output> {
+        let (mut future, mut output) = (pin!(future), None);
+        self.until(what, || {
+            output = poll_once(future.as_mut());
+            output.is_some()
+        })?;
+        output.ok_or_else(|| TrialFailure::new("no result"))
     }
 
     /// Ticks until `op` has its result.
@@ -207,7 +218,7 @@ impl SimHarness {
             result = op.try_result();
             result.is_some()
         })?;
-        result.ok_or_else(|| Failure::new("no result"))
+        result.ok_or_else(|| TrialFailure::new("no result"))
     }
 
     /// Ticks until `op` has its result, and fails unless the operation succeeded.
@@ -249,17 +260,17 @@ impl SimHarness {
 
     /// Opens two fabrics with default options and connects them.
     #[track_caller]
-    pub(crate) fn pair(self) -> TestResult<Pair> {
+    pub(crate) fn pair(self) -> TestResult<SimPair> {
         let options = Options::default();
         self.pair_of(&options, &options)
     }
 
     /// Opens two fabrics with these options and connects them.
     #[track_caller]
-    pub(crate) fn pair_of(self, ours: &Options<'_>, theirs: &Options<'_>) -> TestResult<Pair> {
+    pub(crate) fn pair_of(self, ours: &Options<'_>, theirs: &Options<'_>) -> TestResult<SimPair> {
         let (a, b) = (self.open(ours)?, self.open(theirs)?);
         let (to_b, to_a) = a.connect_local(&b)?;
-        Ok(Pair { sim: self, a, b, to_b, to_a })
+        Ok(SimPair { sim: self, a, b, to_b, to_a })
     }
 }
 
@@ -270,7 +281,7 @@ impl Drop for SimHarness {
 }
 
 /// Two connected fabrics: `a` is the initiator, `b` is the target.
-pub(crate) struct Pair {
+pub(crate) struct SimPair {
     pub sim: SimHarness,
     pub a: TrialFabric,
     pub b: TrialFabric,
@@ -280,9 +291,9 @@ pub(crate) struct Pair {
     pub to_a: Peer,
 }
 
-impl Pair {
+impl SimPair {
     #[track_caller]
-    pub(crate) fn new(context: &Context) -> TestResult<Self> {
+    pub(crate) fn new(context: &TrialContext) -> TestResult<Self> {
         SimHarness::new(context).pair()
     }
 
@@ -307,7 +318,7 @@ impl Pair {
             }
             self.sim.clock.advance(TICK);
         }
-        Err(Failure::new(format!("{} requests were posted, want {posts}", self.posts())))
+        Err(TrialFailure::new(format!("{} requests were posted, want {posts}", self.posts())))
     }
 }
 

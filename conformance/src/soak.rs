@@ -11,11 +11,10 @@ use transport_core::spi::Operations;
 use transport_core::{ErrorKind, Op, Pages, Peer, RemoteRegion, SendOptions};
 
 use crate::backend_under_test::{BackendUnderTest, Variant};
-use crate::check::{Failure, TestResult, ensure_eq, ensure_err, within};
+use crate::check::{TestResult, TrialFailure, ensure_eq, ensure_err, within};
 use crate::checked_region::{CheckedRegion, FULL_ACCESS, content};
 use crate::process::{self, HelperProcess, LIMIT, ResourceUsage, default_fabric, permutation};
-use crate::trial::Context;
-use crate::trial_fabric::TrialFabric;
+use crate::trial::{TrialContext, TrialFabric};
 
 const LEN: usize = 4 << 20;
 /// The number of printed rows after the first.
@@ -39,7 +38,7 @@ pub fn soak(backend: Arc<dyn BackendUnderTest>, config: &SoakConfig) -> ExitCode
     if let Some(code) = process::run_if_helper(std::slice::from_ref(&backend)) {
         return code;
     }
-    let context = Context::new(backend, Variant::Plain, config.seed);
+    let context = TrialContext::new(backend, Variant::Plain, config.seed);
     match Soak::new(&context, config).and_then(|mut soak| soak.run()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
@@ -51,7 +50,7 @@ pub fn soak(backend: Arc<dyn BackendUnderTest>, config: &SoakConfig) -> ExitCode
 
 /// A random step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Step {
+enum SoakStep {
     Write,
     Pages,
     Read,
@@ -63,7 +62,7 @@ enum Step {
     Reconnect,
 }
 
-impl Step {
+impl SoakStep {
     /// The relative frequency of each step.
     const WEIGHTS: [(Self, u32); 9] = [
         (Self::Write, 30),
@@ -94,12 +93,12 @@ struct Soak {
     /// The imms that the helper has received since it connected.
     imms: u64,
     supported: Operations,
-    steps: BTreeMap<Step, u64>,
+    steps: BTreeMap<SoakStep, u64>,
     bytes: u64,
 }
 
 impl Soak {
-    fn new(context: &Context, config: &SoakConfig) -> TestResult<Self> {
+    fn new(context: &TrialContext, config: &SoakConfig) -> TestResult<Self> {
         let fabric = default_fabric(context)?;
         let mut helper = HelperProcess::spawn_idle(context)?;
         helper.command("open-default")?;
@@ -165,35 +164,35 @@ impl Soak {
     }
 
     fn step(&mut self) -> TestResult {
-        let all: u32 = Step::WEIGHTS.iter().map(|(_, weight)| weight).sum();
+        let all: u32 = SoakStep::WEIGHTS.iter().map(|(_, weight)| weight).sum();
         let mut at = self.random.u32(..all);
-        let chosen = Step::WEIGHTS.iter().find(|(_, weight)| {
+        let chosen = SoakStep::WEIGHTS.iter().find(|(_, weight)| {
             let is_this = at < *weight;
             at = at.saturating_sub(*weight);
             is_this
         });
-        let step = chosen.map_or(Step::Write, |(step, _)| *step);
+        let step = chosen.map_or(SoakStep::Write, |(step, _)| *step);
         let needs = match step {
-            Step::Read => Operations::READ,
-            Step::Send => Operations::SEND,
-            Step::Imms => Operations::WRITE_IMM,
+            SoakStep::Read => Operations::READ,
+            SoakStep::Send => Operations::SEND,
+            SoakStep::Imms => Operations::WRITE_IMM,
             _ => Operations::empty(),
         };
         if !self.supported.contains(needs) || self.config.without.contains(&step.name()) {
             return Ok(());
         }
         let done = match step {
-            Step::Write => self.write(),
-            Step::Pages => self.pages(),
-            Step::Read => self.read(),
-            Step::Send => self.send(),
-            Step::Imms => self.imms(),
-            Step::PeerWrite => self.peer_write(),
-            Step::Cancel => self.cancel(),
-            Step::Revoke => self.revoke(),
-            Step::Reconnect => self.reconnect(),
+            SoakStep::Write => self.write(),
+            SoakStep::Pages => self.pages(),
+            SoakStep::Read => self.read(),
+            SoakStep::Send => self.send(),
+            SoakStep::Imms => self.imms(),
+            SoakStep::PeerWrite => self.peer_write(),
+            SoakStep::Cancel => self.cancel(),
+            SoakStep::Revoke => self.revoke(),
+            SoakStep::Reconnect => self.reconnect(),
         };
-        done.map_err(|why| Failure::new(format!("{}, after {:?}: {why}", step.name(), self.steps)))?;
+        done.map_err(|why| TrialFailure::new(format!("{}, after {:?}: {why}", step.name(), self.steps)))?;
         *self.steps.entry(step).or_default() += 1;
         Ok(())
     }

@@ -1,13 +1,14 @@
 //! A trial: a name, what it needs, and a function.
 
-use std::ops::Range;
+use std::ops::{Deref, Range};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use transport_core::spi::Operations;
+use transport_core::{Access, Fabric, Region};
 
-use crate::backend_under_test::{BackendUnderTest, Tag, Variant};
-use crate::check::Failure;
+use crate::backend_under_test::{BackendUnderTest, TransferSide, TrialTag, Variant};
+use crate::check::{TestResult, TrialFailure};
 
 /// A behaviour that every backend must show.
 #[derive(Clone, Copy)]
@@ -15,19 +16,19 @@ pub struct Trial {
     /// `noun::behaviour`.
     pub name: &'static str,
     /// The kind of time and processes that the trial runs in.
-    pub tag: Tag,
+    pub tag: TrialTag,
     /// The operations that the trial needs.
     pub needs: Operations,
     /// The largest number of rails that the trial asks for.
     pub rails: u32,
     /// The device variants: the trial runs once per variant.
     pub variants: &'static [Variant],
-    pub(crate) run: fn(&Context) -> Result<(), Failure>,
+    pub(crate) run: fn(&TrialContext) -> Result<(), TrialFailure>,
 }
 
 /// The input of one run of a trial.
 #[derive(Clone)]
-pub struct Context {
+pub struct TrialContext {
     pub(crate) backend: Arc<dyn BackendUnderTest>,
     pub(crate) variant: Variant,
     pub(crate) seed: u64,
@@ -53,7 +54,7 @@ impl EventDigest {
     }
 }
 
-impl Context {
+impl TrialContext {
     /// The context of one run on a device of this variant.
     pub(crate) fn new(backend: Arc<dyn BackendUnderTest>, variant: Variant, seed: u64) -> Self {
         Self { backend, variant, seed, seed_sweep: false, event_digest: Arc::default() }
@@ -94,8 +95,15 @@ pub(crate) const ALL_PATHS: &[Variant] =
 
 impl Trial {
     /// A virtual trial of writes on a plain device.
-    pub(crate) const fn new(name: &'static str, run: fn(&Context) -> Result<(), Failure>) -> Self {
-        Self { name, tag: Tag::Virtual, needs: Operations::WRITE, rails: 1, variants: &[Variant::Plain], run }
+    pub(crate) const fn new(name: &'static str, run: fn(&TrialContext) -> Result<(), TrialFailure>) -> Self {
+        Self {
+            name,
+            tag: TrialTag::Virtual,
+            needs: Operations::WRITE,
+            rails: 1,
+            variants: &[Variant::Plain],
+            run,
+        }
     }
 
     /// Runs the trial on these variants instead of `Plain`.
@@ -118,7 +126,49 @@ impl Trial {
 
     /// Runs the trial in real time, with workers and other processes.
     pub(crate) const fn process(mut self) -> Self {
-        self.tag = Tag::Process;
+        self.tag = TrialTag::Process;
         self
+    }
+}
+
+/// A fabric, and the side of a transfer that it is on: the side decides the kind of its memory.
+#[derive(Clone)]
+pub(crate) struct TrialFabric {
+    fabric: Fabric,
+    backend: Arc<dyn BackendUnderTest>,
+    side: TransferSide,
+}
+
+impl TrialFabric {
+    pub(crate) fn new(fabric: Fabric, context: &TrialContext, side: TransferSide) -> Self {
+        Self { fabric, backend: Arc::clone(&context.backend), side }
+    }
+
+    /// Wraps another fabric on the same side.
+    pub(crate) fn same_side(&self, fabric: Fabric) -> Self {
+        Self { fabric, ..self.clone() }
+    }
+
+    /// The same fabric on the given side.
+    pub(crate) fn on_side(self, side: TransferSide) -> Self {
+        Self { side, ..self }
+    }
+
+    /// A region in this side's kind of memory.
+    #[track_caller]
+    pub(crate) fn region(&self, len: usize, access: Access) -> TestResult<Region> {
+        match self.backend.memory(self.side, len).map_err(TrialFailure::new)? {
+            None => Ok(self.fabric.alloc(len, access)?),
+            // SAFETY: the backend under test allocated the memory just now, and only the region knows it.
+            Some(memory) => Ok(unsafe { self.fabric.register(memory, access) }?),
+        }
+    }
+}
+
+impl Deref for TrialFabric {
+    type Target = Fabric;
+
+    fn deref(&self) -> &Fabric {
+        &self.fabric
     }
 }

@@ -9,9 +9,8 @@ use std::sync::Arc;
 
 use backend_efa::{Efa, EfaConfig};
 use backend_loopback::{LinkModel, Loopback, LoopbackConfig};
-use multirail_conformance::{BackendUnderTest, Shape, Tag, Variant};
+use multirail_conformance::{BackendUnderTest, TransportShape, TrialTag, Variant, devices};
 use transport_core::TransportConfig;
-use transport_core::spi::Backend;
 
 /// The label of the transport that the suite's peers share.
 const SHARED: &str = "under-test";
@@ -21,7 +20,7 @@ const PROBE: &str = "probe";
 const SEVERAL: [&str; 2] = ["groups::", "routing::"];
 
 #[derive(Clone, Copy, PartialEq)]
-enum Kind {
+enum TransportKind {
     Loopback,
     /// Loopback with a link model.
     Modelled,
@@ -31,13 +30,13 @@ enum Kind {
 
 struct Auto {
     name: &'static str,
-    first: Kind,
-    shared: Kind,
+    first: TransportKind,
+    shared: TransportKind,
     /// True if the first transport is in every fabric and reaches no peer.
     first_is_unreachable: bool,
 }
 
-impl Kind {
+impl TransportKind {
     fn transport(self, label: &str, rails: u32) -> Result<TransportConfig, String> {
         let config = LoopbackConfig::default().devices(rails).groups(rails);
         match self {
@@ -49,7 +48,7 @@ impl Kind {
             Self::Tcp => {
                 let backend =
                     Efa::with(EfaConfig::default().provider("tcp").domains(rails).node("127.0.0.1"));
-                let devices = backend.probe().map_err(|why| format!("{}; {}", why.reason, why.remedy))?;
+                let devices = devices(&backend, rails)?;
                 Ok(TransportConfig::new(label, Arc::new(backend)).devices(devices))
             }
         }
@@ -66,8 +65,8 @@ impl BackendUnderTest for Auto {
     }
 
     /// A virtual clock would pass deadlines before a socket has carried a byte.
-    fn runs_tag(&self, tag: Tag) -> bool {
-        tag == Tag::Process || (self.first != Kind::Tcp && self.shared != Kind::Tcp)
+    fn runs_tag(&self, tag: TrialTag) -> bool {
+        tag == TrialTag::Process || (self.first != TransportKind::Tcp && self.shared != TransportKind::Tcp)
     }
 
     fn runs_trial(&self, trial: &str) -> bool {
@@ -80,11 +79,11 @@ impl BackendUnderTest for Auto {
     }
 
     fn skip_reason(&self, trial: &str) -> Option<&str> {
-        (self.shared == Kind::Tcp && trial == "forgery::amid_others")
+        (self.shared == TransportKind::Tcp && trial == "forgery::amid_others")
             .then_some("tcp closes the connection on a wrong key, and all outstanding operations fail")
     }
 
-    fn transport(&self, label: &str, shape: Shape) -> Result<TransportConfig, String> {
+    fn transport(&self, label: &str, shape: TransportShape) -> Result<TransportConfig, String> {
         if shape.variant != Variant::Plain {
             return Err(format!("a pair of backends cannot simulate {} devices", shape.variant.name()));
         }
@@ -111,11 +110,11 @@ fn main() -> ExitCode {
         Arc::new(Auto { name, first, shared, first_is_unreachable }) as Arc<dyn BackendUnderTest>
     };
     multirail_conformance::main(vec![
-        pair("loopback-ahead-of-tcp", Kind::Loopback, Kind::Tcp, true),
-        pair("loopback-and-tcp", Kind::Loopback, Kind::Tcp, false),
-        pair("tcp-and-loopback", Kind::Tcp, Kind::Loopback, false),
-        pair("tcp-and-tcp", Kind::Tcp, Kind::Tcp, false),
-        pair("loopback-and-modelled", Kind::Loopback, Kind::Modelled, false),
-        pair("modelled-and-loopback", Kind::Modelled, Kind::Loopback, false),
+        pair("loopback-ahead-of-tcp", TransportKind::Loopback, TransportKind::Tcp, true),
+        pair("loopback-and-tcp", TransportKind::Loopback, TransportKind::Tcp, false),
+        pair("tcp-and-loopback", TransportKind::Tcp, TransportKind::Loopback, false),
+        pair("tcp-and-tcp", TransportKind::Tcp, TransportKind::Tcp, false),
+        pair("loopback-and-modelled", TransportKind::Loopback, TransportKind::Modelled, false),
+        pair("modelled-and-loopback", TransportKind::Modelled, TransportKind::Loopback, false),
     ])
 }

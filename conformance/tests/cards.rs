@@ -1,18 +1,18 @@
-//! The suite against EFA devices, real ones or the simulated ones of `ci/efa-sim/run`: with 1, 4 and 32 rails, as far as
-//! the machine has so many devices.
+//! The suite against EFA devices, real ones or the simulated ones of `ci/efa-sim/run`: with 1, 4 and 32 rails, as far
+//! as the machine has so many devices.
 
 use std::process::ExitCode;
 use std::sync::{Arc, OnceLock};
 
 use backend_efa::{Efa, EfaConfig};
-use multirail_conformance::{BackendUnderTest, Shape, Tag, Variant};
+use multirail_conformance::{BackendUnderTest, TransportShape, TrialTag, Variant, devices};
 use transport_core::spi::{Backend, Operations};
 use transport_core::{FabricBuilder, TransportConfig, TransportInfo};
 
 /// The numbers of rails to run with.
 const RAILS: [u32; 3] = [1, 4, 32];
 
-struct Cards {
+struct SimulatedEfa {
     name: String,
     backend: Arc<Efa>,
     rails: u32,
@@ -62,7 +62,7 @@ const NO_CLOSE: &str = "libfabric 1.17 cannot close an endpoint whose emulated w
                             and bytes that the target has received land later";
 const SAME_PROCESS: &str = "EFA devices do not reach themselves; peers in one process use loopback";
 
-impl BackendUnderTest for Cards {
+impl BackendUnderTest for SimulatedEfa {
     fn name(&self) -> &str {
         &self.name
     }
@@ -72,8 +72,8 @@ impl BackendUnderTest for Cards {
     }
 
     /// A virtual clock would pass deadlines before a device has done any work.
-    fn runs_tag(&self, tag: Tag) -> bool {
-        tag == Tag::Process
+    fn runs_tag(&self, tag: TrialTag) -> bool {
+        tag == TrialTag::Process
     }
 
     /// Devices cannot simulate variants.
@@ -93,15 +93,8 @@ impl BackendUnderTest for Cards {
         NOT_ON_CARDS.iter().find(|(name, _)| *name == trial).map(|(_, why)| *why)
     }
 
-    fn transport(&self, label: &str, shape: Shape) -> Result<TransportConfig, String> {
-        let mut devices = self.backend.probe().map_err(|why| format!("{}; {}", why.reason, why.remedy))?;
-        if devices.len() < shape.rails as usize {
-            return Err(format!(
-                "the machine has {} devices, and the trial needs {}",
-                devices.len(),
-                shape.rails
-            ));
-        }
+    fn transport(&self, label: &str, shape: TransportShape) -> Result<TransportConfig, String> {
+        let mut devices = devices(&*self.backend, shape.rails)?;
         devices.truncate(shape.rails as usize);
         Ok(TransportConfig::new(label, self.backend.clone()).devices(devices))
     }
@@ -128,7 +121,7 @@ fn main() -> ExitCode {
                 for rails in RAILS.into_iter().filter(|rails| *rails as usize <= devices.len()) {
                     let name = format!("{provider}-x{rails}");
                     let (backend, emulates_writes) = (backend.clone(), emulates_writes.clone());
-                    backends.push(Arc::new(Cards { name, backend, rails, emulates_writes }));
+                    backends.push(Arc::new(SimulatedEfa { name, backend, rails, emulates_writes }));
                 }
             }
         }

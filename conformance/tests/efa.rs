@@ -4,11 +4,10 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use backend_efa::{Efa, EfaConfig};
-use multirail_conformance::{BackendUnderTest, Shape, Tag, Variant};
+use multirail_conformance::{BackendUnderTest, TransportShape, TrialTag, Variant, devices};
 use transport_core::TransportConfig;
-use transport_core::spi::Backend;
 
-struct Provider {
+struct EfaProvider {
     name: String,
     provider: &'static str,
     rails: u32,
@@ -42,7 +41,7 @@ const IN_ORDER: &str =
     "shm reports completions in order: other peers' completions wait behind those of a stopped peer";
 const SAME_PROCESS: &str = "shm reaches other processes only; peers in one process use loopback";
 
-impl BackendUnderTest for Provider {
+impl BackendUnderTest for EfaProvider {
     fn name(&self) -> &str {
         &self.name
     }
@@ -52,8 +51,8 @@ impl BackendUnderTest for Provider {
     }
 
     /// A virtual clock would pass deadlines before a socket has carried a byte.
-    fn runs_tag(&self, tag: Tag) -> bool {
-        tag == Tag::Process
+    fn runs_tag(&self, tag: TrialTag) -> bool {
+        tag == TrialTag::Process
     }
 
     fn skip_reason(&self, trial: &str) -> Option<&str> {
@@ -65,7 +64,7 @@ impl BackendUnderTest for Provider {
         skipped.iter().find(|(name, _)| *name == trial).map(|(_, why)| *why)
     }
 
-    fn transport(&self, label: &str, shape: Shape) -> Result<TransportConfig, String> {
+    fn transport(&self, label: &str, shape: TransportShape) -> Result<TransportConfig, String> {
         if shape.variant != Variant::Plain {
             return Err(format!("libfabric cannot simulate {} devices", shape.variant.name()));
         }
@@ -73,7 +72,7 @@ impl BackendUnderTest for Provider {
         // Sockets stay on this host. shm takes no addresses.
         let config = if self.provider == "shm" { config } else { config.node("127.0.0.1") };
         let backend = Efa::with(config);
-        let devices = backend.probe().map_err(|why| format!("{}; {}", why.reason, why.remedy))?;
+        let devices = devices(&backend, shape.rails)?;
         Ok(TransportConfig::new(label, Arc::new(backend)).devices(devices))
     }
 }
@@ -81,7 +80,7 @@ impl BackendUnderTest for Provider {
 fn main() -> ExitCode {
     let under_test = |provider: &'static str, rails: u32| {
         let name = format!("{provider}-x{rails}");
-        Arc::new(Provider { name, provider, rails }) as Arc<dyn BackendUnderTest>
+        Arc::new(EfaProvider { name, provider, rails }) as Arc<dyn BackendUnderTest>
     };
     let backends = ["tcp", "tcp;ofi_rxm", "shm"]
         .into_iter()

@@ -1,15 +1,15 @@
-//! The suite against loopback with GPU memory: on the source side, on the target side, and on both sides. A fourth run has
-//! GPU memory on both sides and stages all bytes through host memory.
+//! The suite against loopback with GPU memory: on the source side, on the target side, and on both sides. A fourth run
+//! has GPU memory on both sides and stages all bytes through host memory.
 //!
-//! With two GPUs the source is on the first and the target on the second. With one GPU both are on it. Without a GPU all
-//! runs are skipped.
+//! With two GPUs the source is on the first and the target on the second. With one GPU both are on it. Without a GPU
+//! all runs are skipped.
 
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use backend_loopback::{Loopback, LoopbackConfig};
 use cuda::{CudaMemory, Device};
-use multirail_conformance::{BackendUnderTest, KnownFailure, Shape, Side, Variant};
+use multirail_conformance::{BackendUnderTest, KnownFailure, TransferSide, TransportShape, Variant};
 use staging::{Staged, Staging};
 use transport_core::{Memory, TransportConfig};
 
@@ -17,11 +17,11 @@ use transport_core::{Memory, TransportConfig};
 const KNOWN_FAILURES: &[KnownFailure] = &[];
 
 /// The sides with GPU memory, by the name of the backend under test.
-const BACKENDS: [(&str, &[Side]); 4] = [
-    ("gpu-source", &[Side::Source]),
-    ("gpu-target", &[Side::Target]),
-    ("gpu-both", &[Side::Source, Side::Target]),
-    (STAGED, &[Side::Source, Side::Target]),
+const BACKENDS: [(&str, &[TransferSide]); 4] = [
+    ("gpu-source", &[TransferSide::Source]),
+    ("gpu-target", &[TransferSide::Target]),
+    ("gpu-both", &[TransferSide::Source, TransferSide::Target]),
+    (STAGED, &[TransferSide::Source, TransferSide::Target]),
 ];
 
 /// The backend whose memory is staged.
@@ -50,7 +50,7 @@ const NOT_STAGED: [(&str, &str); 4] = [
 
 struct GpuMemory {
     name: &'static str,
-    sides: &'static [Side],
+    sides: &'static [TransferSide],
     gpus: Vec<Device>,
 }
 
@@ -59,8 +59,8 @@ impl BackendUnderTest for GpuMemory {
         self.name
     }
 
-    /// Only `Plain`: a GPU changes only the memory, and the suite against loopback covers the link model. A trial without
-    /// `Plain` is shown as skipped.
+    /// Only `Plain`: a GPU changes only the memory, and the suite against loopback covers the link model. A trial
+    /// without `Plain` is shown as skipped.
     fn variants(&self, asked: &[Variant]) -> Vec<Variant> {
         if asked.contains(&Variant::Plain) { vec![Variant::Plain] } else { asked[..1].to_vec() }
     }
@@ -74,7 +74,7 @@ impl BackendUnderTest for GpuMemory {
         SKIPPED.iter().chain(not_staged).find(|(name, _)| *name == trial).map(|(_, why)| *why)
     }
 
-    fn transport(&self, label: &str, shape: Shape) -> Result<TransportConfig, String> {
+    fn transport(&self, label: &str, shape: TransportShape) -> Result<TransportConfig, String> {
         if shape.variant != Variant::Plain {
             return Err("the link model needs host memory; the suite against loopback covers it".to_owned());
         }
@@ -89,11 +89,11 @@ impl BackendUnderTest for GpuMemory {
         true
     }
 
-    fn memory(&self, side: Side, len: usize) -> Result<Option<Arc<dyn Memory>>, String> {
+    fn memory(&self, side: TransferSide, len: usize) -> Result<Option<Arc<dyn Memory>>, String> {
         if !self.sides.contains(&side) {
             return Ok(None);
         }
-        let number = if side == Side::Source { 0 } else { self.gpus.len() - 1 };
+        let number = if side == TransferSide::Source { 0 } else { self.gpus.len() - 1 };
         let memory = CudaMemory::new(&self.gpus[number.min(1)], len).map_err(|why| why.to_string())?;
         Ok(Some(Arc::new(memory)))
     }

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use backend_loopback::{Loopback, LoopbackConfig, Staging};
-use multirail_conformance::{BackendUnderTest, Shape, Tag, Variant};
+use multirail_conformance::{BackendUnderTest, TransportShape, TrialTag, Variant};
 use transport_core::TransportConfig;
 
 /// Trials that are skipped where all memory is staged.
@@ -30,16 +30,16 @@ impl BackendUnderTest for LoopbackDevices {
         self.rails
     }
 
-    fn runs_tag(&self, tag: Tag) -> bool {
+    fn runs_tag(&self, tag: TrialTag) -> bool {
         // Between processes, four rails behave like two.
-        tag == Tag::Virtual || self.rails <= 2
+        tag == TrialTag::Virtual || self.rails <= 2
     }
 
     fn skip_reason(&self, trial: &str) -> Option<&str> {
         (self.staging == Staging::Always && NOT_STAGED.contains(&trial)).then_some(TARGET_IDLE)
     }
 
-    fn transport(&self, label: &str, shape: Shape) -> Result<TransportConfig, String> {
+    fn transport(&self, label: &str, shape: TransportShape) -> Result<TransportConfig, String> {
         let config = LoopbackConfig::default().devices(shape.rails).staging(self.staging);
         let config = match shape.variant {
             Variant::Plain => config,

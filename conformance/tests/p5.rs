@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use backend_loopback::{LinkModel, Loopback, LoopbackConfig};
-use multirail_conformance::{BackendUnderTest, Shape, Tag, Variant};
+use multirail_conformance::{BackendUnderTest, TransportShape, TrialTag, Variant};
 use transport_core::TransportConfig;
 use transport_core::spi::{Backend, DeviceInfo};
 
@@ -24,8 +24,8 @@ impl BackendUnderTest for P5 {
         DEVICES
     }
 
-    fn runs_tag(&self, tag: Tag) -> bool {
-        tag == Tag::Virtual
+    fn runs_tag(&self, tag: TrialTag) -> bool {
+        tag == TrialTag::Virtual
     }
 
     /// A few seeds by default; `ci/p5-seeds` runs many.
@@ -48,7 +48,7 @@ impl BackendUnderTest for P5 {
         variants
     }
 
-    fn transport(&self, label: &str, shape: Shape) -> Result<TransportConfig, String> {
+    fn transport(&self, label: &str, shape: TransportShape) -> Result<TransportConfig, String> {
         let backend = Loopback::with(
             LoopbackConfig::default()
                 .devices(shape.rails)
@@ -66,7 +66,7 @@ fn devices(backend: &Loopback) -> Result<Vec<DeviceInfo>, String> {
 }
 
 /// The link model of a device, with bad conditions that the seed chooses.
-fn link_model(shape: Shape) -> LinkModel {
+fn link_model(shape: TransportShape) -> LinkModel {
     let mut random = fastrand::Rng::with_seed(shape.seed);
     let link = LinkModel {
         send_depth: Some(random.u32(2..=32)),

@@ -5,7 +5,7 @@ use std::process::{Command, ExitCode, Output};
 use std::sync::Arc;
 
 use backend_loopback::{Loopback, LoopbackConfig};
-use multirail_conformance::{BackendUnderTest, Shape, Tag, Variant};
+use multirail_conformance::{BackendUnderTest, TransportShape, TrialTag, Variant};
 use transport_core::TransportConfig;
 
 /// The environment variable of the suite's process with the failing seeds.
@@ -19,8 +19,8 @@ impl BackendUnderTest for Broken {
         "broken"
     }
 
-    fn runs_tag(&self, tag: Tag) -> bool {
-        tag == Tag::Virtual
+    fn runs_tag(&self, tag: TrialTag) -> bool {
+        tag == TrialTag::Virtual
     }
 
     fn seeds(&self) -> u64 {
@@ -31,7 +31,7 @@ impl BackendUnderTest for Broken {
         vec![Variant::Plain]
     }
 
-    fn transport(&self, label: &str, shape: Shape) -> Result<TransportConfig, String> {
+    fn transport(&self, label: &str, shape: TransportShape) -> Result<TransportConfig, String> {
         // The suite probes the devices with seed 1.
         if shape.seed != 1 && self.0.contains(&shape.seed) {
             return Err(format!("seed {} fails by design", shape.seed));

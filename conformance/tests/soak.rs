@@ -15,7 +15,9 @@ use std::time::Duration;
 use backend_efa::{Efa, EfaConfig};
 use backend_loopback::{Loopback, LoopbackConfig};
 use backend_verbs::Verbs;
-use multirail_conformance::{BackendUnderTest, Shape, SoakConfig, Tag, is_helper, soak};
+use multirail_conformance::{
+    BackendUnderTest, SoakConfig, TransportShape, TrialTag, devices, is_helper, soak,
+};
 use transport_core::TransportConfig;
 use transport_core::spi::Backend;
 
@@ -27,11 +29,11 @@ impl BackendUnderTest for Any {
         &self.0
     }
 
-    fn runs_tag(&self, tag: Tag) -> bool {
-        tag == Tag::Process
+    fn runs_tag(&self, tag: TrialTag) -> bool {
+        tag == TrialTag::Process
     }
 
-    fn transport(&self, label: &str, _: Shape) -> Result<TransportConfig, String> {
+    fn transport(&self, label: &str, _: TransportShape) -> Result<TransportConfig, String> {
         let backend: Arc<dyn Backend> = match self.0.split_once('/') {
             Some(("efa", provider)) => {
                 let config = EfaConfig::default().provider(provider);
@@ -43,7 +45,7 @@ impl BackendUnderTest for Any {
             None if self.0 == "verbs" => Arc::new(Verbs::new()),
             _ => return Err(format!("unknown backend {}: use loopback, verbs or efa", self.0)),
         };
-        let devices = backend.probe().map_err(|why| format!("{}; {}", why.reason, why.remedy))?;
+        let devices = devices(&*backend, 1)?;
         Ok(TransportConfig::new(label, backend).devices(devices))
     }
 }

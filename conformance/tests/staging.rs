@@ -1,5 +1,5 @@
-//! The suite against devices that always stage memory: loopback on the virtual clock, with a link model, loopback between
-//! processes, where only a wakeup imm wakes a worker, and libfabric's tcp.
+//! The suite against devices that always stage memory: loopback on the virtual clock, with a link model, loopback
+//! between processes, where only a wakeup imm wakes a worker, and libfabric's tcp.
 
 mod link;
 
@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use backend_efa::{Efa, EfaConfig};
 use backend_loopback::{Loopback, LoopbackConfig};
-use multirail_conformance::{BackendUnderTest, Shape, Tag, Variant};
+use multirail_conformance::{BackendUnderTest, TransportShape, TrialTag, Variant, devices};
 use staging::{Staged, Staging};
 use transport_core::TransportConfig;
 use transport_core::spi::Backend;
@@ -35,14 +35,14 @@ const SKIPPED: [(&str, &str); 12] = [
 const TARGET_IDLE: &str = "the target has to run turns to move staged bytes, and this trial runs none";
 const THREE_MESSAGES: &str = "a staged write sends three messages: bytes, request, response";
 
-struct Devices {
+struct StagedDevices {
     name: &'static str,
     /// The provider of libfabric, or `None` for loopback.
     provider: Option<&'static str>,
     rails: u32,
 }
 
-impl BackendUnderTest for Devices {
+impl BackendUnderTest for StagedDevices {
     fn name(&self) -> &str {
         self.name
     }
@@ -51,9 +51,9 @@ impl BackendUnderTest for Devices {
         self.rails
     }
 
-    fn runs_tag(&self, tag: Tag) -> bool {
+    fn runs_tag(&self, tag: TrialTag) -> bool {
         match tag {
-            Tag::Virtual => self.provider.is_none(),
+            TrialTag::Virtual => self.provider.is_none(),
             _ => self.rails == 1,
         }
     }
@@ -62,7 +62,7 @@ impl BackendUnderTest for Devices {
         SKIPPED.iter().find(|(name, _)| *name == trial).map(|(_, why)| *why)
     }
 
-    fn transport(&self, label: &str, shape: Shape) -> Result<TransportConfig, String> {
+    fn transport(&self, label: &str, shape: TransportShape) -> Result<TransportConfig, String> {
         let inner: Arc<dyn Backend> = match self.provider {
             None => Arc::new(Loopback::with(
                 LoopbackConfig::default().devices(shape.rails).link(link::of(shape.variant)),
@@ -72,15 +72,16 @@ impl BackendUnderTest for Devices {
             )),
             Some(_) => return Err(format!("libfabric cannot simulate {} devices", shape.variant.name())),
         };
-        let devices = inner.probe().map_err(|why| format!("{}; {}", why.reason, why.remedy))?;
+        let devices = devices(&*inner, shape.rails)?;
         let backend = Staged::new(inner, Staging::Always);
         Ok(TransportConfig::new(label, Arc::new(backend)).devices(devices))
     }
 }
 
 fn main() -> ExitCode {
-    let under_test =
-        |name, provider, rails| Arc::new(Devices { name, provider, rails }) as Arc<dyn BackendUnderTest>;
+    let under_test = |name, provider, rails| {
+        Arc::new(StagedDevices { name, provider, rails }) as Arc<dyn BackendUnderTest>
+    };
     multirail_conformance::main(vec![
         under_test("staged-x1", None, 1),
         under_test("staged-x2", None, 2),

@@ -7,12 +7,12 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use backend_verbs::{Verbs, VerbsConfig};
-use multirail_conformance::{BackendUnderTest, Shape, Tag, Variant};
+use multirail_conformance::{BackendUnderTest, TransportShape, TrialTag, Variant, devices};
 use staging::{Staged, Staging};
 use transport_core::TransportConfig;
 use transport_core::spi::Backend;
 
-struct Cards {
+struct VerbsDevices {
     name: &'static str,
     backend: Arc<dyn Backend>,
     rails: u32,
@@ -21,7 +21,7 @@ struct Cards {
 /// CPU time means nothing where every instruction is emulated.
 const EMULATED: &str = "ci/rdma-vm emulates the CPU, so CPU time means nothing";
 
-impl BackendUnderTest for Cards {
+impl BackendUnderTest for VerbsDevices {
     fn name(&self) -> &str {
         self.name
     }
@@ -31,8 +31,8 @@ impl BackendUnderTest for Cards {
     }
 
     /// A virtual clock would pass deadlines before a device has done any work.
-    fn runs_tag(&self, tag: Tag) -> bool {
-        tag == Tag::Process
+    fn runs_tag(&self, tag: TrialTag) -> bool {
+        tag == TrialTag::Process
     }
 
     /// Devices cannot simulate variants.
@@ -45,15 +45,8 @@ impl BackendUnderTest for Cards {
         (is_emulated && trial == "cleanup::idle_costs_nothing").then_some(EMULATED)
     }
 
-    fn transport(&self, label: &str, shape: Shape) -> Result<TransportConfig, String> {
-        let mut devices = self.backend.probe().map_err(|why| format!("{}; {}", why.reason, why.remedy))?;
-        if devices.len() < shape.rails as usize {
-            return Err(format!(
-                "the machine has {} devices, and the trial needs {}",
-                devices.len(),
-                shape.rails
-            ));
-        }
+    fn transport(&self, label: &str, shape: TransportShape) -> Result<TransportConfig, String> {
+        let mut devices = devices(&*self.backend, shape.rails)?;
         // A helper takes the devices that this process leaves.
         if multirail_conformance::is_helper() {
             devices.reverse();
@@ -69,7 +62,7 @@ fn main() -> ExitCode {
         Arc::new(Verbs::with(VerbsConfig::default().queue_pairs(queue_pairs)))
     };
     let under_test = |name, backend: Arc<dyn Backend>, rails| {
-        Arc::new(Cards { name, backend, rails }) as Arc<dyn BackendUnderTest>
+        Arc::new(VerbsDevices { name, backend, rails }) as Arc<dyn BackendUnderTest>
     };
     let backends = match Verbs::new().probe() {
         Ok(_) => {

@@ -18,10 +18,10 @@ use crate::driver::{at_exit, start};
 /// milliseconds, unless a stream of the GPU waits for a thread that has ended.
 const WAIT_LIMIT: Duration = Duration::from_secs(1);
 
-type Task = Box<dyn FnOnce() + Send>;
+type BackgroundTask = Box<dyn FnOnce() + Send>;
 
 /// The queue of the thread; `None` if the thread could not be started.
-static QUEUE: OnceLock<Option<Sender<Task>>> = OnceLock::new();
+static QUEUE: OnceLock<Option<Sender<BackgroundTask>>> = OnceLock::new();
 
 thread_local! {
     /// Whether the current thread is the background thread.
@@ -40,7 +40,7 @@ pub(crate) fn run_later(task: impl FnOnce() + Send + 'static) {
     }
     let refused = match QUEUE.get_or_init(open) {
         Some(queue) => queue.send(Box::new(task)).err().map(|refused| refused.0),
-        None => Some(Box::new(task) as Task),
+        None => Some(Box::new(task) as BackgroundTask),
     };
     if let Some(task) = refused {
         task();
@@ -69,8 +69,8 @@ fn wait_for_queue() {
     }
 }
 
-fn open() -> Option<Sender<Task>> {
-    let (queue, tasks) = channel::<Task>();
+fn open() -> Option<Sender<BackgroundTask>> {
+    let (queue, tasks) = channel::<BackgroundTask>();
     let work = move || {
         IS_BACKGROUND.set(true);
         // A task that panics has printed its message, and must not keep the later tasks from running.

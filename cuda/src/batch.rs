@@ -1,7 +1,7 @@
 //! The pieces of one launch: entries of a table for the kernel, and copies for the copy engine.
 
 use crate::Reach;
-use crate::tables::{ENTRIES, Table};
+use crate::tables::{ENTRIES, PieceTable};
 
 /// Contiguous pieces from this size on go to the copy engine. It copied pieces of 1 MiB one at a time at half of the
 /// line's speed, pieces of 4 MiB at 0.8.
@@ -13,11 +13,11 @@ const MAX_PIECE: u64 = 1 << 30;
 const MAX_BYTES: u64 = 128 << 20;
 
 /// The destination and the source of bytes, and their number.
-pub(crate) type Ends = (u64, u64, u64);
+pub(crate) type CopyRange = (u64, u64, u64);
 
 /// The pieces of one launch, which are copied in any order.
 #[derive(Default)]
-pub(crate) struct Batch {
+pub(crate) struct CopyBatch {
     /// The entries of the table that are filled.
     pub entries: usize,
     /// Bytes of the longest entry.
@@ -27,30 +27,30 @@ pub(crate) struct Batch {
     /// Bytes of all pieces.
     pub bytes: u64,
     /// Pieces for the copy engine.
-    pub copies: Vec<Piece>,
+    pub copies: Vec<CopyPiece>,
     /// The last piece, which may still grow: it is neither an entry nor a copy yet.
-    last: Option<Piece>,
+    last: Option<CopyPiece>,
 }
 
 /// Contiguous bytes to be copied.
 #[derive(Clone, Copy)]
-pub(crate) struct Piece {
+pub(crate) struct CopyPiece {
     pub to: u64,
     pub from: u64,
     pub len: u64,
     reach: Reach,
 }
 
-impl Piece {
+impl CopyPiece {
     /// Whether bytes with the same reach can be joined to the piece: their destination and their source begin where the
     /// piece's end.
     #[inline(always)]
-    fn can_join(&self, (to, from, len): Ends) -> bool {
+    fn can_join(&self, (to, from, len): CopyRange) -> bool {
         to == self.to + self.len && from == self.from + self.len && self.len + len <= MAX_PIECE
     }
 }
 
-impl Batch {
+impl CopyBatch {
     /// The number of pieces that may be added.
     #[inline]
     pub fn room(&self) -> usize {
@@ -68,22 +68,23 @@ impl Batch {
     /// Whether the batch is one large piece for the copy engine that may still grow.
     #[inline]
     pub fn is_growing(&self) -> bool {
-        let large = |last: &Piece| last.len >= LARGE && last.reach == Reach::Kernel;
+        let large = |last: &CopyPiece| last.len >= LARGE && last.reach == Reach::Kernel;
         self.entries == 0 && self.copies.is_empty() && self.last.as_ref().is_some_and(large)
     }
 
     /// Adds pieces. The caller has checked that there is [`room`](Self::room), and passes the same `table` each time.
     #[inline]
-    pub fn add(&mut self, table: &mut Table, mut pieces: impl Iterator<Item = Ends>, reach: Reach) {
+    pub fn add(&mut self, table: &mut PieceTable, mut pieces: impl Iterator<Item = CopyRange>, reach: Reach) {
         let mut next = pieces.next();
         while let Some((to, from, len)) = next {
-            self.join(table, Piece { to, from, len, reach });
+            self.join(table, CopyPiece { to, from, len, reach });
             next = self.take_pages(table, &mut pieces);
         }
     }
 
-    /// Joins a piece to the last one if it is adjacent. Otherwise files the last one, and keeps this piece as the last.
-    fn join(&mut self, table: &mut Table, piece: Piece) {
+    /// Joins a piece to the last one if it is adjacent. Otherwise moves the last one to the entries or copies, and
+    /// keeps this piece as the last.
+    fn join(&mut self, table: &mut PieceTable, piece: CopyPiece) {
         self.bytes += piece.len;
         match &mut self.last {
             Some(last) if last.reach == piece.reach && last.can_join((piece.to, piece.from, piece.len)) => {
@@ -91,7 +92,7 @@ impl Batch {
             }
             last => {
                 if let Some(before) = last.replace(piece) {
-                    self.file(table, before);
+                    self.assign(table, before);
                 }
             }
         }
@@ -101,7 +102,11 @@ impl Batch {
     /// a plain entry. Returns the first piece for which that does not hold: because the last piece is for the copy
     /// engine, is the first entry, or is the first entry with another length.
     #[inline(always)]
-    fn take_pages(&mut self, table: &mut Table, pieces: &mut impl Iterator<Item = Ends>) -> Option<Ends> {
+    fn take_pages(
+        &mut self,
+        table: &mut PieceTable,
+        pieces: &mut impl Iterator<Item = CopyRange>,
+    ) -> Option<CopyRange> {
         let Some(mut last) = self.last.filter(|last| last.reach == Reach::Kernel) else {
             return pieces.next();
         };
@@ -121,7 +126,7 @@ impl Batch {
                     table.len[at] = last.len as u32;
                     longest = longest.max(last.len as u32);
                 }
-                last = Piece { to, from, len, ..last };
+                last = CopyPiece { to, from, len, ..last };
                 at += 1;
             } else {
                 break Some((to, from, len));
@@ -132,15 +137,15 @@ impl Batch {
         next
     }
 
-    /// Files the last piece, so that later pieces are not joined to it.
-    pub fn end_piece(&mut self, table: &mut Table) {
+    /// Moves the last piece to the entries or copies, so that later pieces are not joined to it.
+    pub fn end_piece(&mut self, table: &mut PieceTable) {
         if let Some(last) = self.last.take() {
-            self.file(table, last);
+            self.assign(table, last);
         }
     }
 
     /// Makes a piece an entry of the table, or a copy for the copy engine.
-    fn file(&mut self, table: &mut Table, piece: Piece) {
+    fn assign(&mut self, table: &mut PieceTable, piece: CopyPiece) {
         if piece.reach == Reach::Driver || piece.len >= LARGE {
             return self.copies.push(piece);
         }

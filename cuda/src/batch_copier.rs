@@ -9,8 +9,8 @@ use std::collections::VecDeque;
 
 use multirail_spi::{Error, ErrorKind, Result};
 
-use crate::batch::Batch;
-use crate::page_kernel::{UNIT, WARPS};
+use crate::batch::CopyBatch;
+use crate::kernels::{UNIT, WARPS};
 use crate::stream::Stream;
 use crate::tables::{TABLES, Tables};
 use crate::{Device, Reach};
@@ -31,7 +31,7 @@ pub struct BatchCopier {
     /// The blocks of each launch of the kernel.
     blocks: u32,
     /// The batch that is being filled.
-    open: Batch,
+    open: CopyBatch,
     /// The table of the open batch. No batch in flight has it. The kernel no longer reads the table of a batch that has
     /// completed, and a batch whose launch failed copies nothing.
     table: usize,
@@ -72,7 +72,7 @@ impl BatchCopier {
             stream_bytes: vec![0; streams.len()],
             streams,
             tables: Tables::new(device)?,
-            open: Batch::default(),
+            open: CopyBatch::default(),
             table: 0,
             in_flight: VecDeque::with_capacity(TABLES),
             launched: 0,

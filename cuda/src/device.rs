@@ -14,15 +14,14 @@ use topology::Address;
 use crate::attributes::ordinal_of;
 use crate::background::run_later;
 use crate::driver::{check, in_context, start};
-use crate::page_kernel::PageKernel;
+use crate::kernels::{PageKernel, VerifyKernel};
 use crate::stream::Stream;
-use crate::verify_kernel::VerifyKernel;
 
 /// A GPU and its primary context, which stays alive as long as the value. Clones share both.
 #[derive(Clone)]
-pub struct Device(Arc<Inner>);
+pub struct Device(Arc<DeviceInner>);
 
-struct Inner {
+struct DeviceInner {
     ordinal: u32,
     raw: sys::CUdevice,
     context: sys::CUcontext,
@@ -53,12 +52,12 @@ pub enum WritesOrdering {
 }
 
 /// The GPUs that are open in this process.
-static OPEN: Mutex<Vec<Weak<Inner>>> = Mutex::new(Vec::new());
+static OPEN: Mutex<Vec<Weak<DeviceInner>>> = Mutex::new(Vec::new());
 
 // SAFETY: contexts may be used from any thread (CUDA driver API, "Context Management").
-unsafe impl Send for Inner {}
+unsafe impl Send for DeviceInner {}
 // SAFETY: as above; all that changes in it is atomic.
-unsafe impl Sync for Inner {}
+unsafe impl Sync for DeviceInner {}
 
 impl Device {
     /// All GPUs that this process may use (`CUDA_VISIBLE_DEVICES`).
@@ -335,7 +334,7 @@ impl Device {
             check("open GPU", &what, sys::cuDevicePrimaryCtxRetain(&raw mut context, raw))?;
         }
         let (name, address) = (name(raw), address(raw));
-        Ok(Self(Arc::new(Inner {
+        Ok(Self(Arc::new(DeviceInner {
             ordinal,
             raw,
             context,
@@ -356,7 +355,7 @@ impl Fence for Device {
     }
 }
 
-impl Drop for Inner {
+impl Drop for DeviceInner {
     fn drop(&mut self) {
         // The stream is closed before its context is released.
         drop(self.waited_stream.take());

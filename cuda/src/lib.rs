@@ -36,8 +36,8 @@
 //! - `driver` loads the library and maps its statuses; `attributes` asks what an address is; `reach` which GPU can
 //!   access it.
 //! - `mapped_block` is memory by handle (`cuMemCreate`); `background` frees memory.
-//! - `stream` queues work; `function` is a kernel that is loaded on one GPU. `page_kernel` (`kernels/pages.cu`) copies
-//!   the pages of `tables`, which `batch` fills; `verify_kernel` (`kernels/verify.cu`) compares bytes.
+//! - `stream` queues work; `kernels` has the kernels that are loaded on a GPU. One (`kernels/pages.cu`) copies the
+//!   pages of `tables`, which `batch` fills; the other (`kernels/verify.cu`) compares bytes.
 
 mod attributes;
 mod background;
@@ -45,19 +45,16 @@ mod batch;
 mod batch_copier;
 mod device;
 mod driver;
-mod function;
+mod kernels;
 mod mapped_block;
 mod memory;
-mod page_kernel;
 mod page_lock;
-mod pinned_buffer;
 mod plain_copy;
 mod reach;
 mod sharing;
 mod signal;
 mod stream;
 mod tables;
-mod verify_kernel;
 
 pub use background::drop_in_background;
 pub use batch_copier::BatchCopier;
@@ -65,9 +62,8 @@ pub use batch_copier::BatchCopier;
 pub use cudarc;
 pub use device::{Device, Uuid, WritesOrdering};
 pub use memory::CudaMemory;
-pub use page_lock::PageLock;
-pub use pinned_buffer::PinnedBuffer;
-pub use plain_copy::{CopyEnd, PlainCopy};
+pub use page_lock::{PageLock, PinnedBuffer};
+pub use plain_copy::{PlainCopy, PlainCopyEnd};
 pub use reach::Reach;
 pub use sharing::{ExportHandle, ExportedMemory, ImportedMemory};
 pub use signal::{CudaSignal, RawStream};

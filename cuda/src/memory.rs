@@ -12,8 +12,8 @@ use topology::Address;
 use crate::attributes::{Allocation, allocation, synchronise};
 use crate::background::with_room;
 use crate::driver::{check, start};
+use crate::kernels::VerifyLaunch;
 use crate::mapped_block::MappedBlock;
-use crate::verify_kernel::VerifyLaunch;
 use crate::{Device, Reach, WritesOrdering};
 
 /// Bytes of one number of a SplitMix64 stream.

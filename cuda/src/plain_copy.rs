@@ -19,14 +19,14 @@ const OPERATION: &str = "copy plainly";
 /// copies through the host.
 pub struct PlainCopy {
     stream: Stream,
-    from: CopyEnd,
-    to: CopyEnd,
+    from: PlainCopyEnd,
+    to: PlainCopyEnd,
     device: Device,
 }
 
 /// One side of a plain copy.
 #[derive(Clone)]
-pub enum CopyEnd {
+pub enum PlainCopyEnd {
     /// GPU memory.
     Gpu(Arc<CudaMemory>),
     /// Page-locked host memory.
@@ -38,7 +38,7 @@ impl PlainCopy {
     ///
     /// # Errors
     /// `InvalidRequest` if the lengths differ, or if the two memories overlap.
-    pub fn new(from: impl Into<CopyEnd>, to: impl Into<CopyEnd>) -> Result<Self> {
+    pub fn new(from: impl Into<PlainCopyEnd>, to: impl Into<PlainCopyEnd>) -> Result<Self> {
         let (from, to) = (from.into(), to.into());
         let (here, there) = (from.range(), to.range());
         if here.len() != there.len() {
@@ -50,13 +50,15 @@ impl PlainCopy {
             let why = "source and target overlap: pass two memories";
             return Err(Error::new(ErrorKind::InvalidRequest, OPERATION, why));
         }
-        if let (CopyEnd::Gpu(from), CopyEnd::Gpu(to)) = (&from, &to) {
+        if let (PlainCopyEnd::Gpu(from), PlainCopyEnd::Gpu(to)) = (&from, &to) {
             let _ = from.device().reaches(to.device()) && to.device().reaches(from.device());
         }
         // The source's GPU copies; from host memory, the target's GPU.
         let device = match (&from, &to) {
-            (CopyEnd::Gpu(memory), _) | (CopyEnd::Host(_), CopyEnd::Gpu(memory)) => memory.device(),
-            (CopyEnd::Host(memory), CopyEnd::Host(_)) => memory.device(),
+            (PlainCopyEnd::Gpu(memory), _) | (PlainCopyEnd::Host(_), PlainCopyEnd::Gpu(memory)) => {
+                memory.device()
+            }
+            (PlainCopyEnd::Host(memory), PlainCopyEnd::Host(_)) => memory.device(),
         };
         Ok(Self { stream: device.stream()?, device: device.clone(), from, to })
     }
@@ -75,19 +77,19 @@ impl PlainCopy {
     }
 }
 
-impl From<Arc<CudaMemory>> for CopyEnd {
+impl From<Arc<CudaMemory>> for PlainCopyEnd {
     fn from(memory: Arc<CudaMemory>) -> Self {
         Self::Gpu(memory)
     }
 }
 
-impl From<Arc<PinnedBuffer>> for CopyEnd {
+impl From<Arc<PinnedBuffer>> for PlainCopyEnd {
     fn from(memory: Arc<PinnedBuffer>) -> Self {
         Self::Host(memory)
     }
 }
 
-impl CopyEnd {
+impl PlainCopyEnd {
     fn range(&self) -> Range<usize> {
         let (start, len) = match self {
             Self::Gpu(memory) => (memory.as_ptr(), memory.len()),

@@ -70,10 +70,10 @@ fn handle_of(start: CUdeviceptr) -> Result<ExportHandle> {
 pub struct ImportedMemory {
     address: u64,
     device: Device,
-    _mapping: Mapping,
+    _mapping: SharedMapping,
 }
 
-enum Mapping {
+enum SharedMapping {
     ByFile(#[expect(dead_code, reason = "unmaps when dropped")] MappedBlock),
     /// Mapped by `cuIpcOpenMemHandle`.
     ByIpcHandle {
@@ -99,12 +99,12 @@ impl ImportedMemory {
         let (start, mapping) = match &exported.handle {
             ExportHandle::File(file) => {
                 let block = MappedBlock::import(&device, file.as_fd(), size)?;
-                (block.start(), Mapping::ByFile(block))
+                (block.start(), SharedMapping::ByFile(block))
             }
             ExportHandle::Bytes(bytes) => {
                 let start =
                     device.within("map GPU memory", || open_ipc_handle(bytes, len, exported.offset))?;
-                (start, Mapping::ByIpcHandle { start, device: device.clone() })
+                (start, SharedMapping::ByIpcHandle { start, device: device.clone() })
             }
         };
         Ok(Self { address: start + exported.offset, device, _mapping: mapping })
@@ -143,7 +143,7 @@ fn open_ipc_handle(bytes: &[u8; 64], len: u64, offset: u64) -> Result<CUdevicept
     })
 }
 
-impl Drop for Mapping {
+impl Drop for SharedMapping {
     fn drop(&mut self) {
         let Self::ByIpcHandle { start, device } = self else { return };
         let start = *start;

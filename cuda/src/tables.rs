@@ -9,7 +9,7 @@ use multirail_spi::{Error, ErrorKind, Result};
 
 use crate::Device;
 use crate::driver::check;
-use crate::page_kernel::PageLaunch;
+use crate::kernels::PageLaunch;
 
 /// Entries of a table. With pages of 4 KiB, the smallest that keep a warp busy, they are 16 MiB. A GPU copies that in
 /// 40 µs over NVLink, several times the cost of a launch.
@@ -19,14 +19,14 @@ pub(crate) const TABLES: usize = 9;
 
 /// One table as the kernel reads it. The processor only writes it.
 #[repr(C)]
-pub(crate) struct Table {
+pub(crate) struct PieceTable {
     pub from: [u64; ENTRIES],
     pub to: [u64; ENTRIES],
     pub len: [u32; ENTRIES],
 }
 
 #[cfg(test)]
-impl Table {
+impl PieceTable {
     pub fn empty() -> Box<Self> {
         Box::new(Self { from: [0; ENTRIES], to: [0; ENTRIES], len: [0; ENTRIES] })
     }
@@ -41,7 +41,7 @@ struct CompletionWord(AtomicU32);
 /// The tables are in page-locked host memory that is write-combined. If they were cached, the GPU would have to read
 /// them out of the processor's caches, and the processor would have to take the lines back.
 pub(crate) struct Tables {
-    start: NonNull<Table>,
+    start: NonNull<PieceTable>,
     completions: NonNull<CompletionWord>,
     /// The words on the GPU, in which the kernel counts the blocks that have ended.
     ended: CUdeviceptr,
@@ -62,11 +62,11 @@ impl Tables {
                 check("allocate page tables", "page-locked memory", code)
             };
             let written = shared | sys::CU_MEMHOSTALLOC_WRITECOMBINED;
-            host(&raw mut start, TABLES * size_of::<Table>(), written)?;
+            host(&raw mut start, TABLES * size_of::<PieceTable>(), written)?;
             host(&raw mut completions, TABLES * size_of::<CompletionWord>(), shared)?;
             // SAFETY: as above; the new memory is zeroed.
             unsafe {
-                std::ptr::write_bytes(start.cast::<u8>(), 0, TABLES * size_of::<Table>());
+                std::ptr::write_bytes(start.cast::<u8>(), 0, TABLES * size_of::<PieceTable>());
                 std::ptr::write_bytes(completions.cast::<u8>(), 0, TABLES * size_of::<CompletionWord>());
                 let code = sys::cuMemAlloc_v2(&raw mut ended, 4 * TABLES);
                 check("allocate page tables", "words on the GPU", code)
@@ -88,7 +88,7 @@ impl Tables {
     /// # Safety
     /// No kernel reads the table.
     #[inline]
-    pub unsafe fn fill(&mut self, table: usize) -> &mut Table {
+    pub unsafe fn fill(&mut self, table: usize) -> &mut PieceTable {
         // SAFETY: in bounds, initialised by `new`, and not shared: by the caller, and because `self` is borrowed.
         unsafe { &mut *self.table(table) }
     }
@@ -98,9 +98,9 @@ impl Tables {
     pub fn launch(&self, table: usize, entries: u32, units: u32, each: u32, value: u32) -> PageLaunch {
         let of = |offset: usize| self.table(table) as u64 + offset as u64;
         PageLaunch {
-            from: of(std::mem::offset_of!(Table, from)),
-            to: of(std::mem::offset_of!(Table, to)),
-            len: of(std::mem::offset_of!(Table, len)),
+            from: of(std::mem::offset_of!(PieceTable, from)),
+            to: of(std::mem::offset_of!(PieceTable, to)),
+            len: of(std::mem::offset_of!(PieceTable, len)),
             ended: self.ended + 4 * table as u64,
             done: self.word(table),
             value,
@@ -128,7 +128,7 @@ impl Tables {
         unsafe { &self.completions.add(table).as_ref().0 }
     }
 
-    fn table(&self, table: usize) -> *mut Table {
+    fn table(&self, table: usize) -> *mut PieceTable {
         assert!(table < TABLES);
         // SAFETY: in bounds of the allocation.
         unsafe { self.start.as_ptr().add(table) }

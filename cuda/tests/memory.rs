@@ -1,6 +1,5 @@
-//! GPU memory. Without a GPU each test is skipped, with a message.
-
-mod gpus;
+//! GPU memory, plain copies, page-locked memory, and comparing bytes on a GPU. Without a GPU each test is skipped, with a
+//! message.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -8,7 +7,9 @@ use std::sync::atomic::Ordering;
 
 use backend_loopback::Null;
 use cudarc::driver::sys;
-use multirail_cuda::{CudaMemory, CudaSignal, Device, PinnedBuffer, Reach, WritesOrdering};
+use multirail_cuda::{
+    CudaMemory, CudaSignal, Device, PinnedBuffer, PlainCopy, PlainCopyEnd, Reach, WritesOrdering,
+};
 use multirail_spi::{Access, ErrorKind, Memory, MemoryKind, Signal};
 use transport_core::{FabricBuilder, TransportConfig};
 
@@ -17,9 +18,9 @@ fn devices() -> Vec<Device> {
 }
 
 /// Memory that the test allocates by the driver's own calls, freed with this value.
-struct Raw(u64);
+struct DriverMemory(u64);
 
-impl Raw {
+impl DriverMemory {
     fn new(device: &Device, len: usize, is_managed: bool) -> Self {
         // Makes sure that the primary context exists, as it does in the program of another library.
         let _context = CudaMemory::new(device, 1).unwrap();
@@ -38,7 +39,7 @@ impl Raw {
     }
 }
 
-impl Drop for Raw {
+impl Drop for DriverMemory {
     fn drop(&mut self) {
         // SAFETY: allocated above, freed once.
         let _ = unsafe { sys::cuMemFree_v2(self.0) };
@@ -104,9 +105,9 @@ fn bytes_go_in_and_out() {
 
 fn addresses_of_others_are_checked() {
     for device in devices().into_iter().take(1) {
-        let raw = Arc::new(Raw::new(&device, 1 << 20, false));
-        let of = |start, len, owner: &Arc<Raw>| {
-            let owner: Arc<Raw> = Arc::clone(owner);
+        let raw = Arc::new(DriverMemory::new(&device, 1 << 20, false));
+        let of = |start, len, owner: &Arc<DriverMemory>| {
+            let owner: Arc<DriverMemory> = Arc::clone(owner);
             // SAFETY: the owner keeps the memory.
             unsafe { CudaMemory::of_pointer(start, len, owner) }
         };
@@ -119,7 +120,7 @@ fn addresses_of_others_are_checked() {
         let host = Box::new([0_u8; 64]);
         let refused = of(host.as_ptr() as u64, 64, &raw).err().unwrap();
         assert_eq!(refused.kind(), ErrorKind::InvalidRequest, "{refused}");
-        let managed = Arc::new(Raw::new(&device, 4096, true));
+        let managed = Arc::new(DriverMemory::new(&device, 4096, true));
         let refused = of(managed.0, 4096, &managed).err().unwrap();
         assert_eq!(refused.kind(), ErrorKind::Unsupported, "{refused}");
     }
@@ -133,7 +134,7 @@ struct Pooled {
 
 impl Pooled {
     fn new(device: &Device, len: usize) -> Self {
-        drop(Raw::new(device, 1, false));
+        drop(DriverMemory::new(device, 1, false));
         let (mut start, mut pool) = (0, std::ptr::null_mut());
         // SAFETY: the context is current; each call writes one value.
         unsafe {
@@ -167,7 +168,7 @@ fn reach_follows_access() {
     let devices = devices();
     let Some(first) = devices.first() else { return };
     let own = CudaMemory::new(first, 1 << 20).unwrap();
-    let raw = Raw::new(first, 1 << 20, false);
+    let raw = DriverMemory::new(first, 1 << 20, false);
     let pooled = Pooled::new(first, 1 << 20);
     for address in [own.as_ptr() as u64, raw.0, pooled.start] {
         assert_eq!(Reach::of_gpu(first, first, address, 1 << 20), Some(Reach::Kernel), "{address:#x}");
@@ -208,12 +209,12 @@ fn exports_show_no_neighbours() {
                 .contains("dmabuf")
         );
         // A part of an allocation that begins in the middle of a page.
-        let raw = Arc::new(Raw::new(&device, 1 << 20, false));
+        let raw = Arc::new(DriverMemory::new(&device, 1 << 20, false));
         // SAFETY: the owner keeps the memory.
         let part = unsafe { CudaMemory::of_pointer(raw.0 + 5000, 100, Arc::clone(&raw) as _) }.unwrap();
         assert_eq!(part.dma_buf().unwrap().unwrap().offset, 5000 - 4096);
         // An allocation of less than a page, which shares the page with others.
-        let small = Arc::new(Raw::new(&device, 100, false));
+        let small = Arc::new(DriverMemory::new(&device, 100, false));
         // SAFETY: the owner keeps the memory.
         let small_memory =
             || unsafe { CudaMemory::of_pointer(small.0, 100, Arc::clone(&small) as _) }.unwrap();
@@ -270,7 +271,7 @@ fn dropping_memory_does_not_wait_for_the_gpu() {
             PinnedBuffer::new(&device, 1 << 20).unwrap(),
             CudaSignal::new(&device).unwrap(),
         );
-        let raw = Raw::new(&device, 1, false);
+        let raw = DriverMemory::new(&device, 1, false);
         let mut stream = std::ptr::null_mut();
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: the context is current; the call writes one handle.
@@ -287,9 +288,91 @@ fn dropping_memory_does_not_wait_for_the_gpu() {
     }
 }
 
+const LEN: usize = 3 << 20;
+
+/// Bytes that differ by position and by `salt`.
+fn bytes(salt: usize) -> Vec<u8> {
+    (0..LEN).map(|at| (at / 251 + at + salt) as u8).collect()
+}
+
+fn fill(buffer: &PinnedBuffer, bytes: &[u8]) {
+    assert_eq!(buffer.len(), bytes.len());
+    // SAFETY: both have the same length, and nobody else has the buffer.
+    unsafe { buffer.as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+}
+
+fn bytes_of(buffer: &PinnedBuffer) -> Vec<u8> {
+    let mut bytes = vec![0; buffer.len()];
+    // SAFETY: as above.
+    unsafe { bytes.as_mut_ptr().copy_from_nonoverlapping(buffer.as_ptr(), bytes.len()) };
+    bytes
+}
+
+fn from_the_host_over_every_gpu_and_back() {
+    let devices = devices();
+    for (near, far) in devices.iter().flat_map(|near| devices.iter().map(move |far| (near, far))) {
+        let (source, back) = (PinnedBuffer::new(near, LEN).unwrap(), PinnedBuffer::new(far, LEN).unwrap());
+        let salt = (near.ordinal() * 7 + far.ordinal()) as usize;
+        fill(&source, &bytes(salt));
+        let (source, back) = (Arc::new(source), Arc::new(back));
+        let gpu = |device| Arc::new(CudaMemory::new(device, LEN).unwrap());
+        let (first, second) = (gpu(near), gpu(far));
+        for (from, to) in [
+            (PlainCopyEnd::from(source), PlainCopyEnd::from(first.clone())),
+            (first.into(), second.clone().into()),
+            (second.into(), back.clone().into()),
+        ] {
+            PlainCopy::new(from, to).unwrap().run().unwrap();
+        }
+        assert_eq!(bytes_of(&back), bytes(salt), "by GPUs {} and {}", near.ordinal(), far.ordinal());
+    }
+}
+
+fn page_locked_memory_can_be_shared_and_locked_again() {
+    for device in devices().iter().take(1) {
+        for _ in 0..3 {
+            let buffer = PinnedBuffer::new(device, 5001).unwrap();
+            assert_eq!((buffer.len(), buffer.device().ordinal()), (5001, device.ordinal()));
+            assert!(buffer.shared_file().is_some());
+        }
+        let refused = PinnedBuffer::new(device, 0).err().unwrap();
+        assert_eq!(refused.kind(), ErrorKind::InvalidRequest, "{refused}");
+    }
+}
+
+fn different_lengths_and_overlaps_are_refused() {
+    for device in devices().iter().take(1) {
+        let gpu = |len| Arc::new(CudaMemory::new(device, len).unwrap());
+        let refused = PlainCopy::new(gpu(100), gpu(101)).err().unwrap();
+        assert!(refused.context().contains("one length"), "{refused}");
+        let both = gpu(100);
+        let refused = PlainCopy::new(both.clone(), both).err().unwrap();
+        assert!(refused.context().contains("overlap"), "{refused}");
+    }
+}
+
+fn only_whole_pages_are_compared() {
+    let device = Device::open(0).unwrap();
+    let memory = CudaMemory::new(&device, 100).unwrap();
+    for (size, pages) in [(0, 1), (100, 0), (100, 2), (33, 3), (u64::MAX, 2)] {
+        let refused = memory.first_mismatch(size, &vec![0; pages]).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::InvalidRequest, "{refused}");
+    }
+    // The first output of SplitMix64 for 1234567, as its authors published it. Zeros follow.
+    memory.copy_in(0, &6_457_827_717_110_365_317_u64.to_le_bytes()).unwrap();
+    assert_eq!(memory.first_mismatch(100, &[1_234_567]).unwrap(), Some(8));
+}
+
+/// The reason why there is no GPU. `None` if there is one.
+fn missing() -> Option<String> {
+    let why = Device::all().err()?;
+    assert!(matches!(why.kind(), ErrorKind::Unsupported | ErrorKind::NotFound), "{why}");
+    Some(why.to_string())
+}
+
 fn main() -> ExitCode {
     conformance::run_or_skip(
-        gpus::missing(),
+        missing(),
         conformance::tests![
             devices_have_names_addresses_and_attributes,
             bytes_go_in_and_out,
@@ -298,7 +381,11 @@ fn main() -> ExitCode {
             exports_show_no_neighbours,
             regions_copy_by_cuda,
             slices_of_cudarc_are_kept,
-            dropping_memory_does_not_wait_for_the_gpu
+            dropping_memory_does_not_wait_for_the_gpu,
+            from_the_host_over_every_gpu_and_back,
+            page_locked_memory_can_be_shared_and_locked_again,
+            different_lengths_and_overlaps_are_refused,
+            only_whole_pages_are_compared,
         ],
     )
 }

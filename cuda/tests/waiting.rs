@@ -2,8 +2,6 @@
 //!
 //! The tests print how long each step took (`--nocapture --test-threads 1`), and do not check these times.
 
-mod gpus;
-
 use std::process::ExitCode;
 use std::ptr::null_mut;
 use std::sync::Arc;
@@ -30,9 +28,9 @@ fn device() -> Device {
 }
 
 /// A stream, created as another library would do it.
-struct Stream(RawStream);
+struct ForeignStream(RawStream);
 
-impl Stream {
+impl ForeignStream {
     fn new() -> Self {
         let (mut context, mut stream) = (null_mut(), null_mut());
         // SAFETY: the driver is started, because there is a device; each call writes one value.
@@ -61,7 +59,7 @@ impl Stream {
     }
 }
 
-impl Drop for Stream {
+impl Drop for ForeignStream {
     fn drop(&mut self) {
         // SAFETY: made by `new`, destroyed once.
         let _ = unsafe { sys::cuStreamDestroy_v2(self.0.cast()) };
@@ -132,9 +130,9 @@ impl Setup {
 }
 
 #[derive(Default)]
-struct Times(Vec<Duration>);
+struct WaitTimes(Vec<Duration>);
 
-impl Times {
+impl WaitTimes {
     fn print(mut self, what: &str) {
         self.0.sort_unstable();
         let at = |part: usize| self.0[(self.0.len() - 1) * part / 100].as_secs_f64() * 1e6;
@@ -144,7 +142,7 @@ impl Times {
 
 fn processor_and_gpu_share_a_word() {
     let device = device();
-    let stream = Stream::new();
+    let stream = ForeignStream::new();
     let (first, _first) = word(&device);
     let (second, _second) = word(&device);
     assert_ne!(first.device_address(), second.device_address());
@@ -156,7 +154,7 @@ fn processor_and_gpu_share_a_word() {
     first.atomic().store(6, Ordering::Release);
     wait_until(&second, 9);
     // The word wraps around, and the default stream waits.
-    let default = std::mem::ManuallyDrop::new(Stream(null_mut()));
+    let default = std::mem::ManuallyDrop::new(ForeignStream(null_mut()));
     first.atomic().store(u32::MAX, Ordering::Release);
     default.waits_for(&first, 1);
     default.writes(&second, 10);
@@ -169,9 +167,10 @@ fn processor_and_gpu_share_a_word() {
 /// stores.
 fn a_stream_waits_for_arrivals() {
     let device = device();
-    let (stream, setup) = (Stream::new(), Setup::new(|builder| builder));
+    let (stream, setup) = (ForeignStream::new(), Setup::new(|builder| builder));
     let [(ready, _ready), (landed, _landed), (done, _done)] = [0; 3].map(|_| word(&device));
-    let (mut arriving, mut passing, mut bare) = (Times::default(), Times::default(), Times::default());
+    let (mut arriving, mut passing, mut bare) =
+        (WaitTimes::default(), WaitTimes::default(), WaitTimes::default());
     let enqueue = |round| {
         stream.writes(&ready, round);
         stream.waits_for(&landed, round);
@@ -217,10 +216,10 @@ fn a_stream_waits_for_arrivals() {
 /// a worker that naps, and on the caller's thread.
 fn a_stream_begins_a_transfer() {
     let device = device();
-    let stream = Stream::new();
+    let stream = ForeignStream::new();
     let run = |setup: &Setup, rounds: u32, pause: Duration| {
         let (trigger, _trigger) = word(&device);
-        let (mut written, mut run) = (Times::default(), Times::default());
+        let (mut written, mut run) = (WaitTimes::default(), WaitTimes::default());
         for round in 1..=rounds {
             let has_landed = setup.mark(round);
             let mut op = setup.write(&WriteOptions::new().when(trigger.clone(), round));
@@ -252,7 +251,7 @@ fn a_stream_begins_a_transfer() {
 /// The stream begins a write, waits for the peer's answer, and continues. The processor takes no part in these steps.
 fn there_and_back_by_the_stream_alone() {
     let device = device();
-    let (stream, setup) = (Stream::new(), Setup::new(|builder| builder));
+    let (stream, setup) = (ForeignStream::new(), Setup::new(|builder| builder));
     let [(step, _step), (there, _there), (back, _back), (done, _done)] = [0; 4].map(|_| word(&device));
     let _mirrors = [
         setup.to_here.imm(IMM).mirror(there.clone(), OnPeerClosed::Pass),
@@ -260,7 +259,7 @@ fn there_and_back_by_the_stream_alone() {
     ];
     let answer = setup.here.alloc(LEN, Access::REMOTE_WRITE).unwrap();
     let answered = setup.to_here.import(&answer.descriptor()).unwrap();
-    let mut times = Times::default();
+    let mut times = WaitTimes::default();
     for round in 1..=ROUNDS {
         let options = WriteOptions::new().imm(IMM);
         let _has_landed = setup.mark(round);
@@ -289,7 +288,7 @@ fn there_and_back_by_the_stream_alone() {
 
 fn main() -> ExitCode {
     conformance::run_or_skip(
-        gpus::missing(),
+        Device::all().err().map(|why| why.to_string()),
         conformance::tests![
             processor_and_gpu_share_a_word,
             a_stream_waits_for_arrivals,

@@ -97,9 +97,9 @@ mod tests {
     use super::*;
 
     /// Loopback devices with the addresses of the machine's EFA cards.
-    struct Cards(Machine);
+    struct LoopbackCards(Machine);
 
-    impl Backend for Cards {
+    impl Backend for LoopbackCards {
         fn name(&self) -> &'static str {
             "cards"
         }
@@ -122,7 +122,7 @@ mod tests {
         }
     }
 
-    impl Cards {
+    impl LoopbackCards {
         fn inner(&self) -> Loopback {
             Loopback::with(LoopbackConfig::default().devices(4))
         }
@@ -132,7 +132,7 @@ mod tests {
     fn groups_are_those_that_a_fabric_opens() {
         let text = include_str!("../tests/machines/two-kinds-of-cards.toml");
         let machine = Description::parse(text, Path::new("two kinds")).unwrap().machine().unwrap();
-        let backend = Arc::new(Cards(machine.clone()));
+        let backend = Arc::new(LoopbackCards(machine.clone()));
         let registry = Registry::empty().with(backend.clone());
         let fabric = FabricBuilder::new()
             .transport(TransportConfig::new("cards", backend))

@@ -43,9 +43,9 @@ impl Registry {
     /// - `MULTIRAIL_GPU_BLOCKS`: the number of GPU blocks that copy pages at once, 1 to 1024, 32 by default
     /// - `MULTIRAIL_GPU_SIDE`: which GPU copies between two GPUs, `receiver` or `sender`
     ///
-    /// [`efa_config`](crate::efa_config) configures `efa`, and [`verbs_config`](crate::verbs_config) configures `verbs`.
-    /// For both, `MULTIRAIL_STAGING` enables staging of memory that a card cannot register, such as GPU memory without
-    /// a DMA-BUF: `0` (never, the default), `1` (if needed) or `always`.
+    /// [`efa_config`](crate::efa_config) configures `efa`, and [`verbs_config`](crate::verbs_config) configures
+    /// `verbs`. For both, `MULTIRAIL_STAGING` enables staging of memory that a card cannot register, such as GPU memory
+    /// without a DMA-BUF: `0` (never, the default), `1` (if needed) or `always`.
     ///
     /// A backend with an invalid setting is unavailable, with this reason.
     pub fn standard() -> Self {

@@ -141,23 +141,23 @@ fn usable(machine: &Machine, node: Option<u32>) -> impl Iterator<Item = (u32, &C
 
 /// One step of the path from the machine down to a function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Step {
+enum PathStep {
     Node(u32),
     Root(Root),
     Bridge(Address),
 }
 
 /// The path from the machine down to a function.
-fn path(machine: &Machine, function: &Function) -> Vec<Step> {
-    let node = machine.node_of(function).map(Step::Node);
-    let bridges = function.bridges.iter().copied().map(Step::Bridge);
-    node.into_iter().chain([Step::Root(function.root)]).chain(bridges).collect()
+fn path(machine: &Machine, function: &Function) -> Vec<PathStep> {
+    let node = machine.node_of(function).map(PathStep::Node);
+    let bridges = function.bridges.iter().copied().map(PathStep::Bridge);
+    node.into_iter().chain([PathStep::Root(function.root)]).chain(bridges).collect()
 }
 
 /// A GPU or a card, and its path.
 struct Located {
     address: Address,
-    path: Vec<Step>,
+    path: Vec<PathStep>,
 }
 
 /// The groups within a part of the machine, and the GPUs and cards that are in none of them yet.
@@ -172,7 +172,7 @@ impl Assignment {
     /// Groups GPUs and cards that share the first `depth` steps of their paths: first within each smaller part, and
     /// then those that are left.
     fn below(depth: usize, gpus: Vec<Located>, cards: Vec<Located>) -> Self {
-        let mut parts: BTreeMap<Option<Step>, (Vec<Located>, Vec<Located>)> = BTreeMap::new();
+        let mut parts: BTreeMap<Option<PathStep>, (Vec<Located>, Vec<Located>)> = BTreeMap::new();
         for gpu in gpus {
             parts.entry(gpu.path.get(depth).copied()).or_default().0.push(gpu);
         }

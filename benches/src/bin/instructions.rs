@@ -10,7 +10,7 @@ use std::process::{Command, ExitCode};
 use std::sync::Arc;
 
 use backend_loopback::Null;
-use benches::{Driven, Pair, shuffled};
+use benches::{Driven, FabricPair, shuffled};
 use transport_core::copy::{CopyStrategy, copy};
 use transport_core::{Pages, Region, Result, WriteOptions};
 
@@ -24,9 +24,9 @@ const NULL_PAGES: u32 = 1024;
 /// A measured loop, its name, the operations per round and the limit beyond the copy.
 struct Case {
     name: &'static str,
-    open: fn() -> Result<Pair>,
-    measured: fn(&Pair),
-    copies: fn(&Pair),
+    open: fn() -> Result<FabricPair>,
+    measured: fn(&FabricPair),
+    copies: fn(&FabricPair),
     per_round: u64,
     limit: u64,
 }
@@ -74,37 +74,37 @@ const CASES: &[Case] = &[
     },
 ];
 
-fn loopback() -> Result<Pair> {
-    Pair::open(Driven::ByCaller, PAGES as usize * PAGE)
+fn loopback() -> Result<FabricPair> {
+    FabricPair::open(Driven::ByCaller, PAGES as usize * PAGE)
 }
 
-fn null() -> Result<Pair> {
-    Pair::null(Driven::ByCaller, 4, NULL_PAGES as usize * NULL_PAGE)
+fn null() -> Result<FabricPair> {
+    FabricPair::null(Driven::ByCaller, 4, NULL_PAGES as usize * NULL_PAGE)
 }
 
 /// Each poll brings an imm.
-fn answering() -> Result<Pair> {
-    let pair = Pair::over(Arc::new(Null::new(1).imms_per_poll(1)), Driven::ByCaller, PAGE)?;
+fn answering() -> Result<FabricPair> {
+    let pair = FabricPair::over(Arc::new(Null::new(1).imms_per_poll(1)), Driven::ByCaller, PAGE)?;
     // So that what comes once is not counted.
     (0..WARM).for_each(|_| lone_write(&pair));
     Ok(pair)
 }
 
 /// One operation has passed, whose deadline the engine has not come to.
-fn silent() -> Result<Pair> {
-    let pair = Pair::null(Driven::ByCaller, 1, PAGE)?;
+fn silent() -> Result<FabricPair> {
+    let pair = FabricPair::null(Driven::ByCaller, 1, PAGE)?;
     let page = Pages::new([0]);
     pair.write_pages(&page, &page, PAGE)?;
     Ok(pair)
 }
 
 #[inline(never)]
-fn lone_writes(pair: &Pair) {
+fn lone_writes(pair: &FabricPair) {
     (0..ROUNDS).for_each(|_| lone_write(pair));
 }
 
 /// One side's part of a ping-pong.
-fn lone_write(pair: &Pair) {
+fn lone_write(pair: &FabricPair) {
     let answers = pair.peer.imm(0);
     let options = WriteOptions::new().imm(1);
     let mut op = pair.peer.write_with(&pair.src, 0..8, &pair.dst, 0, &options).expect("write");
@@ -115,40 +115,40 @@ fn lone_write(pair: &Pair) {
 }
 
 #[inline(never)]
-fn idle_turns(pair: &Pair) {
+fn idle_turns(pair: &FabricPair) {
     (0..ROUNDS).for_each(|_| _ = black_box(pair.writer.step()));
 }
 
 #[inline(never)]
-fn writes(pair: &Pair) {
+fn writes(pair: &FabricPair) {
     (0..ROUNDS).for_each(|_| pair.write(black_box(0), PAGE).expect("write"));
 }
 
 #[inline(never)]
-fn bare_copies(pair: &Pair) {
+fn bare_copies(pair: &FabricPair) {
     (0..ROUNDS).for_each(|_| bare_copy(&pair.src, &pair.landing, black_box(0), 0));
 }
 
 #[inline(never)]
-fn batches(pair: &Pair) {
+fn batches(pair: &FabricPair) {
     let (from, to) = (Pages::new(shuffled(PAGES, 1)), Pages::new(shuffled(PAGES, 2)));
     (0..ROUNDS).for_each(|_| pair.write_pages(&from, &to, PAGE).expect("write_pages"));
 }
 
 #[inline(never)]
-fn null_batches(pair: &Pair) {
+fn null_batches(pair: &FabricPair) {
     let (from, to) = (Pages::new(shuffled(NULL_PAGES, 1)), Pages::new(shuffled(NULL_PAGES, 2)));
     (0..ROUNDS).for_each(|_| pair.write_pages(&from, &to, NULL_PAGE).expect("write_pages"));
 }
 
 /// A null device copies nothing; what stands around the loop is subtracted alike.
 #[inline(never)]
-fn nothing(_: &Pair) {
+fn nothing(_: &FabricPair) {
     (0..ROUNDS).for_each(|round| _ = black_box(round));
 }
 
 #[inline(never)]
-fn bare_batches(pair: &Pair) {
+fn bare_batches(pair: &FabricPair) {
     let (from, to) = (shuffled(PAGES, 1), shuffled(PAGES, 2));
     for _ in 0..ROUNDS {
         for (from, to) in from.iter().zip(&to) {

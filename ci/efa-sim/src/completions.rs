@@ -1,4 +1,4 @@
-//! Completion queues, polled entry by entry.
+//! Completion queues.
 
 use std::cell::UnsafeCell;
 use std::collections::VecDeque;
@@ -12,17 +12,17 @@ use rdma_sys as ib;
 use crate::device::refuse;
 use crate::efadv::{self, CqEx};
 use crate::memory::number_of;
-use crate::page::{Arrival, Kind};
+use crate::page::{ArrivalRecord, ReceivedKind};
 use crate::poll;
-use crate::queue_pair::{QueuePair, lock};
-use crate::request::Request;
-use crate::status::Status;
+use crate::queue_pair::{SimQueuePair, lock};
+use crate::request::SendRequest;
+use crate::status::CompletionStatus;
 
-/// What a poll tells of one thing that ended.
+/// The completion of a request or a receive.
 #[derive(Clone, Copy)]
 pub(crate) struct Completion {
     pub(crate) id: u64,
-    pub(crate) status: Status,
+    pub(crate) status: CompletionStatus,
     pub(crate) opcode: ib::ibv_wc_opcode,
     pub(crate) len: u32,
     pub(crate) imm: u32,
@@ -40,7 +40,7 @@ const NO_HANDLE: u32 = 0xffff;
 impl Completion {
     const NONE: Self = Self {
         id: 0,
-        status: Status::Ok,
+        status: CompletionStatus::Ok,
         opcode: ib::IBV_WC_SEND,
         len: 0,
         imm: 0,
@@ -52,21 +52,21 @@ impl Completion {
         is_unsolicited: false,
     };
 
-    pub(crate) fn of_request(request: &Request, queue: u32, status: Status) -> Self {
+    pub(crate) fn of_request(request: &SendRequest, queue: u32, status: CompletionStatus) -> Self {
         let (id, opcode, len) = (request.id, request.opcode(), request.len() as u32);
         Self { id, status, opcode, len, queue, ..Self::NONE }
     }
 
     pub(crate) fn flushed_receive(id: u64, queue: u32) -> Self {
-        Self { id, status: Status::Flushed, opcode: ib::IBV_WC_RECV, queue, ..Self::NONE }
+        Self { id, status: CompletionStatus::Flushed, opcode: ib::IBV_WC_RECV, queue, ..Self::NONE }
     }
 
-    fn of_arrival(arrival: &Arrival, card: usize, queue: u32) -> Self {
-        let is_write = matches!(arrival.kind, Kind::Write | Kind::Unsolicited);
-        let has_imm = is_write || arrival.kind == Kind::MessageWithImm;
+    fn of_arrival(arrival: &ArrivalRecord, card: usize, queue: u32) -> Self {
+        let is_write = matches!(arrival.kind, ReceivedKind::Write | ReceivedKind::Unsolicited);
+        let has_imm = is_write || arrival.kind == ReceivedKind::MessageWithImm;
         Self {
             id: arrival.id,
-            status: Status::of_code(arrival.status.into()).unwrap_or(Status::QpInternal),
+            status: CompletionStatus::of_code(arrival.status.into()).unwrap_or(CompletionStatus::QpInternal),
             opcode: if is_write { ib::IBV_WC_RECV_RDMA_WITH_IMM } else { ib::IBV_WC_RECV },
             len: arrival.len,
             imm: arrival.imm,
@@ -75,40 +75,40 @@ impl Completion {
             from: arrival.from,
             from_queue: arrival.from_queue,
             handle: number_of(card, &arrival.from).map_or(NO_HANDLE, u32::from),
-            is_unsolicited: arrival.kind == Kind::Unsolicited,
+            is_unsolicited: arrival.kind == ReceivedKind::Unsolicited,
         }
     }
 }
 
 /// A completion queue.
 #[repr(C)]
-pub(crate) struct Completions {
+pub(crate) struct SimCompletionQueue {
     ex: ib::ibv_cq_ex,
     pub(crate) efa: efadv::Cq,
     ready: Mutex<VecDeque<Completion>>,
-    pairs: Mutex<Vec<*mut QueuePair>>,
-    /// Held from `start_poll` to `end_poll`, as rdma-core's.
+    pairs: Mutex<Vec<*mut SimQueuePair>>,
+    /// True from `start_poll` to `end_poll`, as the lock of rdma-core's queues.
     pub(crate) is_polled: AtomicBool,
     pub(crate) current: UnsafeCell<Completion>,
 }
 
-impl Completions {
+impl SimCompletionQueue {
     pub(crate) fn push(&self, completion: Completion) {
         lock(&self.ready).push_back(completion);
     }
 
-    pub(crate) fn attach(&self, pair: *mut QueuePair) {
+    pub(crate) fn attach(&self, pair: *mut SimQueuePair) {
         let mut pairs = lock(&self.pairs);
         if !pairs.contains(&pair) {
             pairs.push(pair);
         }
     }
 
-    pub(crate) fn detach(&self, pair: *mut QueuePair) {
+    pub(crate) fn detach(&self, pair: *mut SimQueuePair) {
         lock(&self.pairs).retain(|known| *known != pair);
     }
 
-    /// The oldest completion, after the cards went on.
+    /// Removes the oldest completion. If there is none, the cards first execute pending requests.
     pub(crate) fn next(&self) -> Option<Completion> {
         if let Some(completion) = lock(&self.ready).pop_front() {
             return Some(completion);
@@ -119,7 +119,7 @@ impl Completions {
             pair.progress();
             let number = pair.ex.qp_base.qp_num;
             let is_ours = std::ptr::addr_eq(pair.ex.qp_base.recv_cq, std::ptr::from_ref(self));
-            while let Some(arrival) = pair.queue().filter(|_| is_ours).and_then(|queue| queue.arrived()) {
+            while let Some(arrival) = pair.queue().filter(|_| is_ours).and_then(|queue| queue.pop_arrival()) {
                 self.push(Completion::of_arrival(&arrival, pair.card, number));
             }
         }
@@ -131,15 +131,15 @@ pub(crate) unsafe extern "C" fn create(
     context: *mut ib::ibv_context,
     attr: *mut ib::ibv_cq_init_attr_ex,
 ) -> *mut CqEx {
-    // SAFETY: as verbs calls it; the rest is plain data, for which zero will do.
+    // SAFETY: verbs passes valid attributes; zero is a value of the other structure.
     let (attr, mut ex): (_, CqEx) = unsafe { (&*attr, zeroed()) };
-    // EFA's queues cannot be waited for here (and neither in libfabric).
+    // The simulation has no completion channels. libfabric uses none with EFA either.
     if !attr.channel.is_null() {
         return refuse(libc::EOPNOTSUPP);
     }
     (ex.context, ex.cq_context, ex.cqe) = (context, attr.cq_context, attr.cqe as c_int);
     poll::set_calls(&mut ex);
-    let completions = Completions {
+    let completions = SimCompletionQueue {
         ex,
         efa: poll::EFA,
         ready: Mutex::default(),
@@ -161,27 +161,27 @@ pub unsafe extern "C" fn efadv_create_cq(
     _: *mut c_void,
     _: u32,
 ) -> *mut CqEx {
-    // SAFETY: by the caller. What libefa's attributes ask for, every queue has.
+    // SAFETY: by the caller. Every queue has the features that libefa's attributes can ask for.
     unsafe { create(context, attr) }
 }
 
 /// `efadv_cq_from_ibv_cq_ex(3)`.
 ///
 /// # Safety
-/// A queue of this library's.
+/// The queue was made by this library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn efadv_cq_from_ibv_cq_ex(ex: *mut CqEx) -> *mut efadv::Cq {
     // SAFETY: by the caller.
-    unsafe { &raw mut (*ex.cast::<Completions>()).efa }
+    unsafe { &raw mut (*ex.cast::<SimCompletionQueue>()).efa }
 }
 
 /// `ibv_destroy_cq(3)`.
 ///
 /// # Safety
-/// A queue of this library's, which no pair uses.
+/// The queue was made by this library, and no pair uses it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut ib::ibv_cq) -> c_int {
     // SAFETY: by the caller.
-    drop(unsafe { Box::from_raw(cq.cast::<Completions>()) });
+    drop(unsafe { Box::from_raw(cq.cast::<SimCompletionQueue>()) });
     0
 }

@@ -1,4 +1,4 @@
-//! What the environment asks for.
+//! The settings of the simulation, from the environment.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -6,33 +6,33 @@ use std::path::PathBuf;
 use crate::faults::Faults;
 use crate::p5::CARDS;
 
-/// Every variable begins so.
+/// The prefix of every variable.
 const PREFIX: &str = "EFA_SIM_";
 
 /// The settings of a process.
 #[derive(Debug)]
 pub(crate) struct Config {
-    /// Cards of the host.
+    /// The number of cards of the host.
     pub(crate) devices: usize,
-    /// Where the processes of the simulation find each other.
+    /// The folder in which the processes of the simulation find each other.
     pub(crate) dir: PathBuf,
-    /// Requests are executed out of order, by this seed; 0: in order.
+    /// The seed of the order in which requests are executed; 0 for the order of posting.
     pub(crate) seed: u64,
-    /// Whether the cards write to remote memory themselves.
+    /// Whether the cards write to remote memory by themselves (RDMA write).
     pub(crate) write: bool,
-    /// Whether they read from there.
+    /// Whether the cards read remote memory by themselves (RDMA read).
     pub(crate) read: bool,
-    /// Whether a write with imm can do without a receive.
+    /// Whether a write with imm may arrive without a receive.
     pub(crate) unsolicited: bool,
-    /// Gbit/s of each card; not limited if 0.
+    /// The rate of each card in Gbit/s; 0 for no limit.
     pub(crate) gbps: f64,
     pub(crate) faults: Faults,
-    /// Whether every request that ends is told on standard error.
+    /// Whether the end of every request is printed to standard error.
     pub(crate) trace: bool,
 }
 
 impl Config {
-    /// Reads `variables`, of which others than ours are not looked at.
+    /// Reads the settings among `variables`, and ignores all other variables.
     pub(crate) fn read(variables: impl Iterator<Item = (OsString, OsString)>) -> Result<Self, String> {
         let mut config = Self {
             devices: 1,

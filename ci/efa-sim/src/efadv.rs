@@ -1,4 +1,4 @@
-//! What libefa's header declares (rdma-core 56, `efadv.h`); older programs know less of it.
+//! The declarations of libefa's header (rdma-core 56, `efadv.h`). Older programs know fewer of them.
 
 use std::ffi::c_int;
 
@@ -43,7 +43,7 @@ pub(crate) struct AhAttr {
     pub(crate) reserved: [u8; 6],
 }
 
-/// A completion queue's own calls.
+/// The calls of libefa on a completion queue.
 #[repr(C)]
 pub(crate) struct Cq {
     pub(crate) comp_mask: u64,
@@ -51,5 +51,5 @@ pub(crate) struct Cq {
     pub(crate) wc_is_unsolicited: unsafe extern "C" fn(*mut Cq) -> bool,
 }
 
-/// As libefa finds a queue's own calls: the queue is ours.
+/// A completion queue, from which libefa gets the calls.
 pub(crate) type CqEx = ibv_cq_ex;

@@ -1,26 +1,27 @@
-//! What goes wrong on request: `die=3@1000,status=7@50,full=100,rollback=10,rnr=100,freeze,cut`.
+//! Faults that a user asks for: `die=3@1000,status=7@50,full=100,rollback=10,rnr=100,freeze,cut`.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::p5::CARDS;
-use crate::status::Status;
+use crate::status::CompletionStatus;
 
 /// Faults of a process.
 #[derive(Debug, Default)]
 pub(crate) struct Faults {
-    /// A card and the number of requests after which it is dead.
+    /// A card, and the number of requests after which it is dead.
     die: Option<(usize, u64)>,
-    /// A status, and which requests end with it: every so many-th.
-    status: Option<(Status, u64)>,
-    /// Every so many-th post finds the queue full.
+    /// A status, and the interval of the requests that end with it.
+    status: Option<(CompletionStatus, u64)>,
+    /// The interval of the posts that find the queue full.
     full: Option<u64>,
-    /// Every so many-th batch of more than one is refused when it is closed.
+    /// The interval of the batches of several requests that are refused when they are closed.
     rollback: Option<u64>,
-    /// After so many messages of this process no other finds a receive, as long as its target lives.
+    /// The number of messages of this process after which no further message finds a receive, as long as its target
+    /// lives.
     rnr: Option<u64>,
-    /// A stopped process is a host that does not answer.
+    /// True if a stopped process looks like a host that does not answer.
     pub(crate) freeze: bool,
-    /// No host reaches another while the file `cut` is in the folder of the simulation.
+    /// True if no host reaches another while the file `cut` is in the folder of the simulation.
     pub(crate) cut: bool,
     posts: AtomicU64,
     batches: AtomicU64,
@@ -28,13 +29,13 @@ pub(crate) struct Faults {
     messages: AtomicU64,
 }
 
-/// Whether it is the turn of `every`.
+/// Counts a call. Returns true at every `every`-th call.
 fn is_due(every: Option<u64>, counter: &AtomicU64) -> bool {
     every.is_some_and(|every| (counter.fetch_add(1, Ordering::Relaxed) + 1).is_multiple_of(every))
 }
 
 impl Faults {
-    /// Reads a list of them.
+    /// Parses a list of faults.
     pub(crate) fn parse(list: &str) -> Result<Self, String> {
         let mut faults = Self::default();
         for fault in list.split(',').filter(|fault| !fault.is_empty()) {
@@ -67,7 +68,7 @@ impl Faults {
                 }
                 "status" => {
                     let (code, every) = pair().filter(|(_, every)| *every > 0).ok_or_else(usage)?;
-                    faults.status = Some((Status::of_code(code).ok_or_else(usage)?, every));
+                    faults.status = Some((CompletionStatus::of_code(code).ok_or_else(usage)?, every));
                 }
                 "full" => faults.full = Some(every().ok_or_else(usage)?),
                 "rnr" => faults.rnr = Some(value.parse().map_err(|_| usage())?),
@@ -78,7 +79,7 @@ impl Faults {
         Ok(faults)
     }
 
-    /// Whether this post finds no room.
+    /// Whether this post finds the queue full.
     pub(crate) fn is_full(&self) -> bool {
         is_due(self.full, &self.posts)
     }
@@ -88,18 +89,18 @@ impl Faults {
         requests > 1 && is_due(self.rollback, &self.batches)
     }
 
-    /// What this request ends with instead of being executed.
-    pub(crate) fn status(&self) -> Option<Status> {
+    /// The status that this request ends with instead of being executed.
+    pub(crate) fn status(&self) -> Option<CompletionStatus> {
         let (status, every) = self.status?;
         is_due(Some(every), &self.requests).then_some(status)
     }
 
     /// Whether this message finds no receive.
-    pub(crate) fn starves(&self) -> bool {
+    pub(crate) fn finds_no_receive(&self) -> bool {
         self.rnr.is_some_and(|after| self.messages.fetch_add(1, Ordering::Relaxed) >= after)
     }
 
-    /// Whether `card` is dead after so many requests.
+    /// Whether `card` dies after this number of requests.
     pub(crate) fn kills(&self, card: usize, requests: u64) -> bool {
         self.die.is_some_and(|(dies, after)| dies == card && requests >= after)
     }
@@ -118,14 +119,18 @@ mod tests {
         assert!(!faults.cut && Faults::parse("cut").unwrap().cut);
         let faults_of_messages = Faults::parse("rnr=1").unwrap();
         assert_eq!(
-            [faults_of_messages.starves(), faults_of_messages.starves(), faults.starves()],
+            [
+                faults_of_messages.finds_no_receive(),
+                faults_of_messages.finds_no_receive(),
+                faults.finds_no_receive()
+            ],
             [false, true, false]
         );
         assert!(faults.is_rolled_back(2) && !faults.is_rolled_back(1) && faults.status().is_none());
     }
 
     #[test]
-    fn nonsense_is_refused_with_what_there_is() {
+    fn nonsense_is_refused_with_a_list_of_the_faults() {
         for list in
             ["die", "die=32@1", "die=1", "full=0", "status=99@1", "status=7@0", "x=1", "freeze=1", "rnr"]
         {

@@ -9,10 +9,10 @@ use rdma_sys as ib;
 
 use crate::device::{card_of, refuse};
 use crate::efadv::AhAttr;
-use crate::host::Host;
+use crate::host::SimHost;
 use crate::page::REGIONS;
 use crate::queue_pair::lock;
-use crate::remote::Remote;
+use crate::remote::RemoteCard;
 
 /// `ibv_alloc_pd(3)`.
 ///
@@ -45,9 +45,9 @@ pub unsafe extern "C" fn ibv_reg_mr(
     length: usize,
     access: c_int,
 ) -> *mut ib::ibv_mr {
-    // The next key of each card's places: an old key never fits what is there now.
+    // The generation of the next key, so that an old key never fits the region that has its place now.
     static NEXT: Mutex<u32> = Mutex::new(0);
-    let Some(host) = Host::get() else { return refuse(libc::ENODEV) };
+    let Some(host) = SimHost::get() else { return refuse(libc::ENODEV) };
     // SAFETY: by the caller.
     let context = unsafe { (*pd).context };
     // SAFETY: a domain's context is open.
@@ -87,7 +87,7 @@ pub unsafe extern "C" fn ibv_reg_mr_iova2(
     unsafe { ibv_reg_mr(pd, addr, length, access as c_int) }
 }
 
-/// `ibv_reg_dmabuf_mr(3)`: there is no device memory to simulate.
+/// `ibv_reg_dmabuf_mr(3)`. The simulation has no device memory.
 #[unsafe(no_mangle)]
 pub extern "C" fn ibv_reg_dmabuf_mr(
     _: *mut ib::ibv_pd,
@@ -103,21 +103,21 @@ pub extern "C" fn ibv_reg_dmabuf_mr(
 /// `ibv_dereg_mr(3)`.
 ///
 /// # Safety
-/// A region of this library's.
+/// The region was made by this library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_dereg_mr(mr: *mut ib::ibv_mr) -> c_int {
     // SAFETY: by the caller.
     let mr = unsafe { Box::from_raw(mr) };
-    let Some(host) = Host::get() else { return libc::ENODEV };
+    let Some(host) = SimHost::get() else { return libc::ENODEV };
     // SAFETY: a region's context is open.
     let card = host.card(unsafe { card_of(mr.context) });
     card.regions[mr.rkey as usize % REGIONS].key.store(0, Ordering::Release);
-    // Who looked it up before is done with it after this.
-    card.lock.pass();
+    // Afterwards, every request that has looked up the key before is done with the region.
+    card.lock.await_holder();
     0
 }
 
-/// `efadv_query_mr(3)`: of interconnects nothing is known.
+/// `efadv_query_mr(3)`. The interconnects are unknown.
 #[unsafe(no_mangle)]
 pub extern "C" fn efadv_query_mr(_: *mut ib::ibv_mr, _: *mut c_void, _: u32) -> c_int {
     libc::EOPNOTSUPP
@@ -125,15 +125,15 @@ pub extern "C" fn efadv_query_mr(_: *mut ib::ibv_mr, _: *mut c_void, _: u32) -> 
 
 /// An address handle.
 #[repr(C)]
-pub(crate) struct Address {
+pub(crate) struct AddressHandle {
     ah: ib::ibv_ah,
     number: u16,
     gid: [u8; 16],
-    /// Nobody, where there was no such process.
-    pub(crate) remote: Option<Remote>,
+    /// `None` if the process did not exist.
+    pub(crate) remote: Option<RemoteCard>,
 }
 
-/// The number of the handles for a GID by card, how many there are, and the next number.
+/// For each card and GID, the number of its handles and how many handles it has; and the last number.
 type Numbers = (HashMap<(usize, [u8; 16]), (u16, usize)>, u16);
 
 fn numbers() -> &'static Mutex<Numbers> {
@@ -141,7 +141,7 @@ fn numbers() -> &'static Mutex<Numbers> {
     NUMBERS.get_or_init(Mutex::default)
 }
 
-/// The number of a handle for `gid`, which completions tell the sender by; `None` without one.
+/// The number of the handles for `gid`, by which completions name the sender. `None` if there is no handle.
 pub(crate) fn number_of(card: usize, gid: &[u8; 16]) -> Option<u16> {
     let numbers = lock(numbers());
     numbers.0.get(&(card, *gid)).map(|(number, _)| *number)
@@ -150,14 +150,14 @@ pub(crate) fn number_of(card: usize, gid: &[u8; 16]) -> Option<u16> {
 /// `ibv_create_ah(3)`.
 ///
 /// # Safety
-/// A domain, and attributes.
+/// The domain was made by this library, and the attributes are valid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_create_ah(pd: *mut ib::ibv_pd, attr: *mut ib::ibv_ah_attr) -> *mut ib::ibv_ah {
-    let Some(host) = Host::get() else { return refuse(libc::ENODEV) };
+    let Some(host) = SimHost::get() else { return refuse(libc::ENODEV) };
     // SAFETY: by the caller.
     let (context, gid) = unsafe { ((*pd).context, (*attr).grh.dgid.raw) };
     let mut numbers = lock(numbers());
-    // 0xffff stands for no handle (rdma-core's `wc_read_slid`).
+    // 0xffff means no handle (rdma-core's `wc_read_slid`).
     let next = (numbers.1 + 1) % 0xffff;
     // SAFETY: a domain's context is open.
     let known = numbers.0.entry((unsafe { card_of(context) }, gid)).or_insert((next, 0));
@@ -165,7 +165,7 @@ pub unsafe extern "C" fn ibv_create_ah(pd: *mut ib::ibv_pd, attr: *mut ib::ibv_a
     let number = known.0;
     numbers.1 = next;
     let ah = ib::ibv_ah { context, pd, handle: number.into() };
-    Box::into_raw(Box::new(Address { ah, number, gid, remote: Remote::find(host, &gid) })).cast()
+    Box::into_raw(Box::new(AddressHandle { ah, number, gid, remote: RemoteCard::find(host, &gid) })).cast()
 }
 
 /// `ibv_destroy_ah(3)`.
@@ -175,7 +175,7 @@ pub unsafe extern "C" fn ibv_create_ah(pd: *mut ib::ibv_pd, attr: *mut ib::ibv_a
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_destroy_ah(ah: *mut ib::ibv_ah) -> c_int {
     // SAFETY: by the caller.
-    let address = unsafe { Box::from_raw(ah.cast::<Address>()) };
+    let address = unsafe { Box::from_raw(ah.cast::<AddressHandle>()) };
     let mut numbers = lock(numbers());
     // SAFETY: a handle's context is open.
     let key = (unsafe { card_of(address.ah.context) }, address.gid);
@@ -191,10 +191,10 @@ pub unsafe extern "C" fn ibv_destroy_ah(ah: *mut ib::ibv_ah) -> c_int {
 /// `efadv_query_ah(3)`.
 ///
 /// # Safety
-/// A handle of [`ibv_create_ah`], and memory for the answer.
+/// A handle of [`ibv_create_ah`], and memory for the attributes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn efadv_query_ah(ah: *mut ib::ibv_ah, attr: *mut AhAttr, _: u32) -> c_int {
     // SAFETY: by the caller; the structure never grew.
-    unsafe { *attr = AhAttr { comp_mask: 0, ahn: (*ah.cast::<Address>()).number, reserved: [0; 6] } };
+    unsafe { *attr = AhAttr { comp_mask: 0, ahn: (*ah.cast::<AddressHandle>()).number, reserved: [0; 6] } };
     0
 }

@@ -1,4 +1,4 @@
-//! The calls by which a program looks at a completion queue.
+//! The calls through which a program polls a completion queue.
 
 use std::ffi::c_int;
 use std::mem::{offset_of, zeroed};
@@ -6,14 +6,14 @@ use std::sync::atomic::Ordering;
 
 use rdma_sys as ib;
 
-use crate::completions::{Completion, Completions};
+use crate::completions::{Completion, SimCompletionQueue};
 use crate::efadv::{self, CqEx};
 
-/// The calls of libefa's.
+/// The calls of libefa.
 pub(crate) const EFA: efadv::Cq =
     efadv::Cq { comp_mask: 0, wc_read_sgid: read_sgid, wc_is_unsolicited: is_unsolicited };
 
-/// Fills in those of verbs (`ibv_create_cq_ex(3)`).
+/// Fills in the calls of verbs (`ibv_create_cq_ex(3)`).
 pub(crate) fn set_calls(ex: &mut CqEx) {
     ex.start_poll = Some(start_poll);
     ex.next_poll = Some(next_poll);
@@ -31,20 +31,20 @@ pub(crate) fn set_calls(ex: &mut CqEx) {
 }
 
 /// # Safety
-/// A queue of this library's.
-unsafe fn queue<'a>(ex: *mut CqEx) -> &'a Completions {
+/// The queue was made by this library.
+unsafe fn queue<'a>(ex: *mut CqEx) -> &'a SimCompletionQueue {
     // SAFETY: by the caller.
     unsafe { &*ex.cast() }
 }
 
 /// # Safety
-/// As [`queue`], between the start and the end of a poll.
+/// As [`queue`], and a poll has started and not ended.
 unsafe fn current(ex: *mut CqEx) -> Completion {
-    // SAFETY: by the caller; only who polls writes it.
+    // SAFETY: by the caller; only the polling thread writes it.
     unsafe { *queue(ex).current.get() }
 }
 
-/// Makes the next completion the current one; ENOENT without one.
+/// Makes the next completion the current one. Returns ENOENT if there is none.
 ///
 /// # Safety
 /// As [`current`].
@@ -60,7 +60,7 @@ unsafe fn advance(ex: *mut CqEx) -> c_int {
 }
 
 unsafe extern "C" fn start_poll(ex: *mut CqEx, attr: *mut ib::ibv_poll_cq_attr) -> c_int {
-    // SAFETY: as verbs calls it.
+    // SAFETY: verbs passes objects of this library.
     unsafe {
         if (*attr).comp_mask != 0 {
             return libc::EINVAL;
@@ -77,21 +77,21 @@ unsafe extern "C" fn start_poll(ex: *mut CqEx, attr: *mut ib::ibv_poll_cq_attr) 
 }
 
 unsafe extern "C" fn next_poll(ex: *mut CqEx) -> c_int {
-    // SAFETY: as verbs calls it.
+    // SAFETY: verbs passes objects of this library.
     unsafe { advance(ex) }
 }
 
 unsafe extern "C" fn end_poll(ex: *mut CqEx) {
-    // SAFETY: as verbs calls it.
+    // SAFETY: verbs passes objects of this library.
     unsafe { queue(ex) }.is_polled.store(false, Ordering::Release);
 }
 
-/// A call that tells a field of the current completion.
+/// Defines a call that returns a field of the current completion.
 macro_rules! field {
     ($name:ident, $type:ty, $of:expr) => {
         unsafe extern "C" fn $name(ex: *mut CqEx) -> $type {
             let of: fn(Completion) -> $type = $of;
-            // SAFETY: as verbs calls it.
+            // SAFETY: verbs passes objects of this library.
             of(unsafe { current(ex) })
         }
     };
@@ -108,24 +108,24 @@ field!(read_sl, u8, |_| 0);
 field!(read_dlid_path_bits, u8, |_| 0);
 
 unsafe extern "C" fn read_sgid(efa: *mut efadv::Cq, gid: *mut ib::ibv_gid) -> c_int {
-    // SAFETY: as libefa calls it: that part of a queue.
+    // SAFETY: libefa passes the `efa` part of a queue.
     unsafe {
-        (*gid).raw = current(efa.byte_sub(offset_of!(Completions, efa)).cast()).from;
+        (*gid).raw = current(efa.byte_sub(offset_of!(SimCompletionQueue, efa)).cast()).from;
     }
     0
 }
 
 unsafe extern "C" fn is_unsolicited(efa: *mut efadv::Cq) -> bool {
-    // SAFETY: as libefa calls it: that part of a queue.
-    unsafe { current(efa.byte_sub(offset_of!(Completions, efa)).cast()).is_unsolicited }
+    // SAFETY: libefa passes the `efa` part of a queue.
+    unsafe { current(efa.byte_sub(offset_of!(SimCompletionQueue, efa)).cast()).is_unsolicited }
 }
 
 /// `ibv_poll_cq(3)`.
 pub(crate) unsafe extern "C" fn poll(cq: *mut ib::ibv_cq, most: c_int, wc: *mut ib::ibv_wc) -> c_int {
-    // SAFETY: as verbs calls it: a queue of this library's, and room for so many.
+    // SAFETY: verbs passes a queue of this library, and memory for `most` completions.
     unsafe {
         for place in 0..most {
-            let Some(completion) = (*cq.cast::<Completions>()).next() else { return place };
+            let Some(completion) = (*cq.cast::<SimCompletionQueue>()).next() else { return place };
             let wc = &mut *wc.add(place as usize);
             *wc = zeroed();
             (wc.wr_id, wc.status, wc.opcode) = (completion.id, completion.status.verbs(), completion.opcode);

@@ -1,4 +1,4 @@
-//! Queue pairs: what was posted, and when it is executed.
+//! Queue pairs: their creation, change and destruction.
 
 use std::ffi::c_int;
 use std::mem::zeroed;
@@ -7,52 +7,52 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rdma_sys as ib;
 
-use crate::completions::Completions;
+use crate::completions::SimCompletionQueue;
 use crate::device::{card_of, refuse};
 use crate::efadv::{DRIVER_TYPE_SRD, QP_UNSOLICITED_WRITE_RECV, QpInitAttr};
-use crate::host::Host;
-use crate::page::{QUEUES, Queue, RECEIVES};
+use crate::host::SimHost;
+use crate::page::{QUEUES, RECEIVES, ReceiveQueue};
 use crate::post;
-use crate::request::Request;
-use crate::work::Sending;
+use crate::request::SendRequest;
+use crate::work::ActiveRequests;
 
-/// Calls that later versions of verbs append to `ibv_qp_ex`: all null.
+/// The number of calls that later versions of verbs append to `ibv_qp_ex`. All of them are null.
 const LATER: usize = 8;
 
 /// A queue pair.
 #[repr(C)]
-pub(crate) struct QueuePair {
+pub(crate) struct SimQueuePair {
     pub(crate) ex: ib::ibv_qp_ex,
     later: [usize; LATER],
     pub(crate) card: usize,
     pub(crate) slot: usize,
-    /// Requests and receives that may be posted.
+    /// The most requests that may be posted, and the most receives.
     pub(crate) depth: u32,
     pub(crate) receives: u32,
-    /// Every request completes, whether it asks for that or not.
+    /// True if every request has a completion, whether it asks for one or not.
     pub(crate) signals_all: bool,
-    pub(crate) sending: Mutex<Sending>,
+    pub(crate) active: Mutex<ActiveRequests>,
     /// Requests between `wr_start` and `wr_complete`.
-    pub(crate) building: Mutex<Vec<Request>>,
+    pub(crate) building: Mutex<Vec<SendRequest>>,
 }
 
-/// Takes a lock, whose holder does not panic.
+/// Locks a mutex. No holder panics.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Makes a pair of either kind.
+/// Creates a queue pair.
 ///
 /// # Safety
-/// An open context, and attributes of this version or a later one.
+/// `context` is open, and `attr` has the fields of this version.
 unsafe fn create(
     context: *mut ib::ibv_context,
     attr: *mut ib::ibv_qp_init_attr_ex,
     is_unsolicited: bool,
 ) -> *mut ib::ibv_qp {
-    // The numbers of a place, so that an old one never means what is there now.
+    // A place gets a new number at each use, so that an old number never fits the present pair.
     static GENERATION: AtomicU32 = AtomicU32::new(0);
-    let Some(host) = Host::get() else { return refuse(libc::ENODEV) };
+    let Some(host) = SimHost::get() else { return refuse(libc::ENODEV) };
     // SAFETY: by the caller.
     let (attr, card) = unsafe { (&*attr, card_of(context)) };
     let cap = attr.cap;
@@ -60,7 +60,7 @@ unsafe fn create(
         return refuse(libc::EINVAL);
     }
     let generation = GENERATION.fetch_add(1, Ordering::Relaxed) % 2047 + 1;
-    let taken = |(slot, queue): (usize, &Queue)| {
+    let taken = |(slot, queue): (usize, &ReceiveQueue)| {
         // A number has 16 bits (`efa_ep_addr`).
         let number = generation * QUEUES as u32 + slot as u32;
         let taken = queue.number.compare_exchange(0, u32::MAX, Ordering::AcqRel, Ordering::Acquire);
@@ -72,7 +72,7 @@ unsafe fn create(
     let queue = &host.card(card).queues[slot];
     queue.open();
     queue.is_unsolicited.store(is_unsolicited.into(), Ordering::Release);
-    // SAFETY: plain data, for which zero will do.
+    // SAFETY: zero is a value of the structure.
     let mut ex: ib::ibv_qp_ex = unsafe { zeroed() };
     let base = &mut ex.qp_base;
     (base.context, base.qp_context, base.pd) = (context, attr.qp_context, attr.pd);
@@ -80,7 +80,7 @@ unsafe fn create(
     (base.handle, base.qp_num, base.qp_type) = (number, number, attr.qp_type);
     post::set_calls(&mut ex);
     let seed = host.config.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ u64::from(number);
-    let pair = Box::into_raw(Box::new(QueuePair {
+    let pair = Box::into_raw(Box::new(SimQueuePair {
         ex,
         later: [0; LATER],
         card,
@@ -88,13 +88,13 @@ unsafe fn create(
         depth: cap.max_send_wr.max(1),
         receives: cap.max_recv_wr.min(RECEIVES as u32),
         signals_all: attr.sq_sig_all != 0,
-        sending: Mutex::new(Sending::new(seed)),
+        active: Mutex::new(ActiveRequests::new(seed)),
         building: Mutex::default(),
     }));
-    // SAFETY: the program gave queues of this library; the pair lives until it is destroyed.
+    // SAFETY: both completion queues were made by this library, and the pair lives until it is destroyed.
     unsafe {
-        (*attr.recv_cq.cast::<Completions>()).attach(pair);
-        (*attr.send_cq.cast::<Completions>()).attach(pair);
+        (*attr.recv_cq.cast::<SimCompletionQueue>()).attach(pair);
+        (*attr.send_cq.cast::<SimCompletionQueue>()).attach(pair);
     }
     pair.cast()
 }
@@ -102,7 +102,7 @@ unsafe fn create(
 /// `efadv_create_qp_ex(3)`.
 ///
 /// # Safety
-/// As [`create`]; `len` bytes of attributes of libefa's.
+/// As [`create`]; `efa` has `len` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn efadv_create_qp_ex(
     context: *mut ib::ibv_context,
@@ -119,7 +119,8 @@ pub unsafe extern "C" fn efadv_create_qp_ex(
             return refuse(libc::EOPNOTSUPP);
         }
         let is_unsolicited = (*efa).flags & QP_UNSOLICITED_WRITE_RECV != 0;
-        if is_unsolicited && Host::get().is_none_or(|host| !host.config.write || !host.config.unsolicited) {
+        if is_unsolicited && SimHost::get().is_none_or(|host| !host.config.write || !host.config.unsolicited)
+        {
             return refuse(libc::EOPNOTSUPP);
         }
         create(context, attr, is_unsolicited)
@@ -130,14 +131,14 @@ pub(crate) unsafe extern "C" fn create_datagram(
     context: *mut ib::ibv_context,
     attr: *mut ib::ibv_qp_init_attr_ex,
 ) -> *mut ib::ibv_qp {
-    // SAFETY: as verbs calls it.
+    // SAFETY: verbs passes objects of this library.
     unsafe { create(context, attr, false) }
 }
 
-/// `ibv_modify_qp(3)`: a pair is found when it is ready to receive.
+/// `ibv_modify_qp(3)`. Remote cards find the pair once it is ready to receive.
 ///
 /// # Safety
-/// A pair of this library's, and attributes.
+/// `qp` was made by this library, and `attr` is valid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_modify_qp(
     qp: *mut ib::ibv_qp,
@@ -145,7 +146,7 @@ pub unsafe extern "C" fn ibv_modify_qp(
     mask: c_int,
 ) -> c_int {
     // SAFETY: by the caller.
-    let (pair, attr) = unsafe { (&mut *qp.cast::<QueuePair>(), &*attr) };
+    let (pair, attr) = unsafe { (&mut *qp.cast::<SimQueuePair>(), &*attr) };
     let Some(queue) = pair.queue() else { return libc::ENODEV };
     if mask as u32 & ib::IBV_QP_QKEY != 0 {
         queue.secret.store(attr.qkey, Ordering::Release);
@@ -162,10 +163,10 @@ pub unsafe extern "C" fn ibv_modify_qp(
 /// `ibv_destroy_qp(3)`.
 ///
 /// # Safety
-/// A pair of this library's, which nobody uses.
+/// `qp` was made by this library, and no code uses it any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ib::ibv_qp) -> c_int {
-    let pair = qp.cast::<QueuePair>();
+    let pair = qp.cast::<SimQueuePair>();
     // SAFETY: by the caller.
     unsafe {
         (*pair).send_queue().detach(pair);
@@ -184,7 +185,7 @@ pub extern "C" fn ibv_qp_to_qp_ex(qp: *mut ib::ibv_qp) -> *mut ib::ibv_qp_ex {
     qp.cast()
 }
 
-/// `ibv_query_qp_data_in_order(3)`: nothing is promised.
+/// `ibv_query_qp_data_in_order(3)`: the card promises no order.
 #[unsafe(no_mangle)]
 pub extern "C" fn ibv_query_qp_data_in_order(_: *mut ib::ibv_qp, _: ib::ibv_wr_opcode, _: u32) -> c_int {
     0

@@ -1,196 +1,206 @@
-//! A request, and what the card does with it.
+//! A request of the program, and its execution by the card.
 
 use std::time::Instant;
 
 use rdma_sys as ib;
 
 use crate::device::{INLINE, MAX_RDMA, MTU};
-use crate::host::Host;
-use crate::page::{Arrival, Buffer, Kind, QUEUES, Queue, Receive};
-use crate::remote::{Lost, Remote, Way};
-use crate::status::Status;
+use crate::host::SimHost;
+use crate::page::{ArrivalRecord, PostedReceive, QUEUES, ReceiveBuffer, ReceiveQueue, ReceivedKind};
+use crate::remote::{Direction, RemoteCard, TransferError};
+use crate::status::CompletionStatus;
 
-/// Buffers of a request (p5: 2).
+/// The most buffers of a request (p5: 2).
 pub(crate) const BUFFERS: usize = 2;
 
-/// What is asked for.
+/// The operation of a request.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum What {
+pub(crate) enum RequestOperation {
     Send,
     Write { key: u32, addr: u64 },
     Read { key: u32, addr: u64 },
 }
 
-/// Where the bytes are.
+/// The location of a request's bytes.
 #[derive(Clone, Copy)]
-pub(crate) enum Source {
-    /// So many buffers, with their keys.
-    Memory(usize, [(Buffer, u32); BUFFERS]),
-    /// In the request itself.
+pub(crate) enum RequestBytes {
+    /// The number of buffers, and the buffers with their keys.
+    Memory(usize, [(ReceiveBuffer, u32); BUFFERS]),
+    /// The bytes are in the request itself.
     Inline(usize, [u8; INLINE]),
-    /// There are more than a request takes.
+    /// The program gave more bytes or buffers than a request takes.
     TooMuch,
 }
 
 /// A request as it was posted.
-pub(crate) struct Request {
+pub(crate) struct SendRequest {
     pub(crate) id: u64,
-    pub(crate) what: What,
+    pub(crate) operation: RequestOperation,
     pub(crate) imm: Option<u32>,
     pub(crate) is_signaled: bool,
-    pub(crate) remote: Option<Remote>,
+    pub(crate) remote: Option<RemoteCard>,
     pub(crate) queue: u32,
     pub(crate) secret: u32,
-    /// The pair that it was posted to.
+    /// The number of the pair that it was posted to.
     pub(crate) from: u32,
-    pub(crate) source: Source,
-    /// What it ends with instead of being executed.
-    pub(crate) fault: Option<Status>,
-    /// It finds no receive, whatever there is.
-    pub(crate) starves: bool,
-    /// When the link has carried it.
+    pub(crate) source: RequestBytes,
+    /// The status that it ends with instead of being executed, by a fault.
+    pub(crate) fault: Option<CompletionStatus>,
+    /// True if it ends as if the peer had no receive, by a fault.
+    pub(crate) finds_no_receive: bool,
+    /// The time when the link has carried its bytes.
     pub(crate) due: Option<Instant>,
 }
 
-impl Request {
-    /// What verbs calls its completion.
+impl SendRequest {
+    /// The opcode of its completion in verbs.
     pub(crate) fn opcode(&self) -> ib::ibv_wc_opcode {
-        match self.what {
-            What::Send => ib::IBV_WC_SEND,
-            What::Write { .. } => ib::IBV_WC_RDMA_WRITE,
-            What::Read { .. } => ib::IBV_WC_RDMA_READ,
+        match self.operation {
+            RequestOperation::Send => ib::IBV_WC_SEND,
+            RequestOperation::Write { .. } => ib::IBV_WC_RDMA_WRITE,
+            RequestOperation::Read { .. } => ib::IBV_WC_RDMA_READ,
         }
     }
 
-    /// Bytes that it moves.
+    /// The number of its bytes.
     pub(crate) fn len(&self) -> u64 {
         match &self.source {
-            Source::Memory(count, buffers) => buffers[..*count].iter().map(|(buffer, _)| buffer.len).sum(),
-            Source::Inline(len, _) => *len as u64,
-            Source::TooMuch => 0,
+            RequestBytes::Memory(count, buffers) => {
+                buffers[..*count].iter().map(|(buffer, _)| buffer.len).sum()
+            }
+            RequestBytes::Inline(len, _) => *len as u64,
+            RequestBytes::TooMuch => 0,
         }
     }
 
-    /// Tells how it ended.
-    pub(crate) fn tell(&self, card: usize, status: Status) {
-        let what = match self.what {
-            What::Send => "send".to_owned(),
-            What::Write { key, addr } => format!("write {key:#x}+{addr:#x}"),
-            What::Read { key, addr } => format!("read {key:#x}+{addr:#x}"),
+    /// Prints the end of the request.
+    pub(crate) fn trace(&self, card: usize, status: CompletionStatus) {
+        let operation = match self.operation {
+            RequestOperation::Send => "send".to_owned(),
+            RequestOperation::Write { key, addr } => format!("write {key:#x}+{addr:#x}"),
+            RequestOperation::Read { key, addr } => format!("read {key:#x}+{addr:#x}"),
         };
         let (from, to, len, imm) = (self.from, self.queue, self.len(), self.imm);
-        eprintln!("efa-sim: card {card} pair {from} to {to}: {what}, {len} bytes, imm {imm:?}: {status:?}");
+        eprintln!(
+            "efa-sim: card {card} pair {from} to {to}: {operation}, {len} bytes, imm {imm:?}: {status:?}"
+        );
     }
 
-    /// Executes it for card `card`: how it ends, unless the peer has no receive for it yet.
-    pub(crate) fn execute(&self, host: &Host, card: usize) -> Option<Status> {
+    /// Executes the request for card `card`. Returns its status, or `None` if the peer has no receive for it yet.
+    pub(crate) fn execute(&self, host: &SimHost, card: usize) -> Option<CompletionStatus> {
         if self.fault.is_some() {
             return self.fault;
         }
-        let most = if self.what == What::Send { MTU } else { MAX_RDMA };
+        let most = if self.operation == RequestOperation::Send { MTU } else { MAX_RDMA };
         if self.len() > most.into() {
-            return Some(Status::BadLength);
+            return Some(CompletionStatus::BadLength);
         }
-        // What a read brings must be writable here.
-        let right = if matches!(self.what, What::Read { .. }) { ib::IBV_ACCESS_LOCAL_WRITE } else { 0 };
-        let mut here = [Buffer::default(); BUFFERS];
+        // The bytes of a read must be writable here.
+        let right = if matches!(self.operation, RequestOperation::Read { .. }) {
+            ib::IBV_ACCESS_LOCAL_WRITE
+        } else {
+            0
+        };
+        let mut here = [ReceiveBuffer::default(); BUFFERS];
         let here = match &self.source {
-            Source::Memory(count, buffers) => {
-                for (place, (buffer, key)) in buffers[..*count].iter().enumerate() {
+            RequestBytes::Memory(count, buffers) => {
+                for (index, (buffer, key)) in buffers[..*count].iter().enumerate() {
                     if buffer.len > 0 && !host.card(card).allows(*key, buffer.addr, buffer.len, right) {
-                        return Some(Status::InvalidLkey);
+                        return Some(CompletionStatus::InvalidLkey);
                     }
-                    here[place] = *buffer;
+                    here[index] = *buffer;
                 }
                 &here[..*count]
             }
-            Source::Inline(len, bytes) => {
-                here[0] = Buffer { addr: bytes.as_ptr() as u64, len: *len as u64 };
+            RequestBytes::Inline(len, bytes) => {
+                here[0] = ReceiveBuffer { addr: bytes.as_ptr() as u64, len: *len as u64 };
                 &here[..1]
             }
-            Source::TooMuch => return Some(Status::BadLength),
+            RequestBytes::TooMuch => return Some(CompletionStatus::BadLength),
         };
-        // A host that does not answer and one that never was look the same.
+        // A host that does not answer looks like one that never existed.
         let Some(remote) = self.remote.as_ref().filter(|remote| remote.is_alive()) else {
-            return Some(Status::Unresponsive);
+            return Some(CompletionStatus::Unresponsive);
         };
         if host.config.faults.freeze && remote.is_stopped() || host.is_cut() {
             return None;
         }
         let queue = &remote.card().queues[self.queue as usize % QUEUES];
-        if !queue.is(self.queue, self.secret) {
-            return Some(Status::RemoteBadQpn);
+        if !queue.belongs_to(self.queue, self.secret) {
+            return Some(CompletionStatus::RemoteBadQpn);
         }
-        match self.what {
-            What::Send if self.starves => Some(Status::RemoteRnr),
-            What::Send => self.send(host, card, remote, queue, here),
-            What::Write { key, addr } => self.write(host, card, (remote, queue), here, (key, addr)),
-            What::Read { key, addr } => {
-                Some(self.access(remote, here, (key, addr), Way::Here, ib::IBV_ACCESS_REMOTE_READ))
+        match self.operation {
+            RequestOperation::Send if self.finds_no_receive => Some(CompletionStatus::RemoteRnr),
+            RequestOperation::Send => self.send(host, card, remote, queue, here),
+            RequestOperation::Write { key, addr } => {
+                self.write(host, card, (remote, queue), here, (key, addr))
+            }
+            RequestOperation::Read { key, addr } => {
+                Some(self.access(remote, here, (key, addr), Direction::FromPeer, ib::IBV_ACCESS_REMOTE_READ))
             }
         }
     }
 
-    fn arrival(&self, host: &Host, card: usize) -> Arrival {
-        Arrival {
+    fn arrival(&self, host: &SimHost, card: usize) -> ArrivalRecord {
+        ArrivalRecord {
             len: self.len() as u32,
             imm: self.imm.unwrap_or(0),
             from: host.process.gid(card),
             from_queue: self.from,
-            ..Arrival::default()
+            ..ArrivalRecord::default()
         }
     }
 
-    /// Delivers to the pair that it is for, if that is still there.
+    /// Delivers to the target pair, if it still exists.
     fn deliver(
         &self,
-        queue: &Queue,
-        act: impl FnOnce(Option<Receive>) -> (bool, Option<Arrival>, Option<Status>),
-    ) -> Option<Status> {
-        let delivered = queue.deliver(|receive| match queue.is(self.queue, self.secret) {
+        queue: &ReceiveQueue,
+        act: impl FnOnce(Option<PostedReceive>) -> (bool, Option<ArrivalRecord>, Option<CompletionStatus>),
+    ) -> Option<CompletionStatus> {
+        let delivered = queue.deliver(|receive| match queue.belongs_to(self.queue, self.secret) {
             true => act(receive),
-            false => (false, None, Some(Status::RemoteBadQpn)),
+            false => (false, None, Some(CompletionStatus::RemoteBadQpn)),
         });
         delivered.flatten()
     }
 
     fn send(
         &self,
-        host: &Host,
+        host: &SimHost,
         card: usize,
-        remote: &Remote,
-        queue: &Queue,
-        here: &[Buffer],
-    ) -> Option<Status> {
-        let kind = if self.imm.is_some() { Kind::MessageWithImm } else { Kind::Message };
-        let arrival = Arrival { kind, ..self.arrival(host, card) };
+        remote: &RemoteCard,
+        queue: &ReceiveQueue,
+        here: &[ReceiveBuffer],
+    ) -> Option<CompletionStatus> {
+        let kind = if self.imm.is_some() { ReceivedKind::MessageWithImm } else { ReceivedKind::Message };
+        let arrival = ArrivalRecord { kind, ..self.arrival(host, card) };
         self.deliver(queue, |receive| {
             let Some(receive) = receive else { return (false, None, None) };
             let room: u64 = receive.buffers.iter().map(|buffer| buffer.len).sum();
             let status = match room >= self.len() {
-                true => Self::ending(remote.copy(here, &receive.buffers, Way::There)),
-                false => Status::RemoteBadLength,
+                true => Self::status_of(remote.copy(here, &receive.buffers, Direction::ToPeer)),
+                false => CompletionStatus::RemoteBadLength,
             };
-            // A message that is too long spoils the receive.
-            let (is_taken, theirs) = match status {
-                Status::Ok => (true, Status::Ok),
-                Status::RemoteBadLength => (true, Status::BadLength),
-                _ => (false, Status::Ok),
+            // A message that is too long uses up the receive.
+            let (is_taken, receive_status) = match status {
+                CompletionStatus::Ok => (true, CompletionStatus::Ok),
+                CompletionStatus::RemoteBadLength => (true, CompletionStatus::BadLength),
+                _ => (false, CompletionStatus::Ok),
             };
-            let arrival = Arrival { id: receive.id, status: theirs as u32, ..arrival };
+            let arrival = ArrivalRecord { id: receive.id, status: receive_status as u32, ..arrival };
             (is_taken, is_taken.then_some(arrival), Some(status))
         })
     }
 
     fn write(
         &self,
-        host: &Host,
+        host: &SimHost,
         card: usize,
-        (remote, queue): (&Remote, &Queue),
-        here: &[Buffer],
+        (remote, queue): (&RemoteCard, &ReceiveQueue),
+        here: &[ReceiveBuffer],
         there: (u32, u64),
-    ) -> Option<Status> {
-        let write = || self.access(remote, here, there, Way::There, ib::IBV_ACCESS_REMOTE_WRITE);
+    ) -> Option<CompletionStatus> {
+        let write = || self.access(remote, here, there, Direction::ToPeer, ib::IBV_ACCESS_REMOTE_WRITE);
         if self.imm.is_none() {
             return Some(write());
         }
@@ -198,39 +208,39 @@ impl Request {
         let arrival = self.arrival(host, card);
         self.deliver(queue, |receive| {
             let (kind, id) = match receive {
-                _ if is_unsolicited => (Kind::Unsolicited, 0),
-                Some(receive) => (Kind::Write, receive.id),
+                _ if is_unsolicited => (ReceivedKind::Unsolicited, 0),
+                Some(receive) => (ReceivedKind::Write, receive.id),
                 None => return (false, None, None),
             };
             let status = write();
-            let arrived = (status == Status::Ok).then_some(Arrival { kind, id, ..arrival });
+            let arrived = (status == CompletionStatus::Ok).then_some(ArrivalRecord { kind, id, ..arrival });
             (arrived.is_some() && !is_unsolicited, arrived, Some(status))
         })
     }
 
     fn access(
         &self,
-        remote: &Remote,
-        here: &[Buffer],
+        remote: &RemoteCard,
+        here: &[ReceiveBuffer],
         (key, addr): (u32, u64),
-        way: Way,
+        direction: Direction,
         right: ib::ibv_access_flags,
-    ) -> Status {
+    ) -> CompletionStatus {
         let len = self.len();
-        // Whoever takes the key away waits for this.
+        // Deregistering the region waits for this lock.
         remote.card().lock.with(|| {
             if len > 0 && !remote.card().allows(key, addr, len, right) {
-                return Status::RemoteBadAddress;
+                return CompletionStatus::RemoteBadAddress;
             }
-            Self::ending(remote.copy(here, &[Buffer { addr, len }], way))
+            Self::status_of(remote.copy(here, &[ReceiveBuffer { addr, len }], direction))
         })
     }
 
-    fn ending(copied: Result<(), Lost>) -> Status {
+    fn status_of(copied: Result<(), TransferError>) -> CompletionStatus {
         match copied {
-            Ok(()) => Status::Ok,
-            Err(Lost::Gone) => Status::Unresponsive,
-            Err(Lost::Address) => Status::RemoteBadAddress,
+            Ok(()) => CompletionStatus::Ok,
+            Err(TransferError::Gone) => CompletionStatus::Unresponsive,
+            Err(TransferError::Address) => CompletionStatus::RemoteBadAddress,
         }
     }
 }

@@ -1,11 +1,11 @@
-//! How a request ends: the card's status, which rdma-core maps to one of verbs'.
+//! The statuses with which a card ends a request. rdma-core maps them to statuses of verbs.
 
 use rdma_sys as ib;
 
 /// Statuses of a completion (`efa_io_defs.h`: `EFA_IO_COMP_STATUS_*`), by their codes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
-pub(crate) enum Status {
+pub(crate) enum CompletionStatus {
     Ok = 0,
     Flushed = 1,
     QpInternal = 2,
@@ -22,7 +22,7 @@ pub(crate) enum Status {
     Unresponsive = 13,
 }
 
-impl Status {
+impl CompletionStatus {
     const ALL: [Self; 14] = [
         Self::Ok,
         Self::Flushed,
@@ -45,7 +45,7 @@ impl Status {
         Self::ALL.get(usize::try_from(code).ok()?).copied()
     }
 
-    /// What verbs calls it (rdma-core, `providers/efa/verbs.c`).
+    /// The status in verbs (rdma-core, `providers/efa/verbs.c`).
     pub(crate) fn verbs(self) -> ib::ibv_wc_status {
         match self {
             Self::Ok => ib::IBV_WC_SUCCESS,

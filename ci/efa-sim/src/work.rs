@@ -1,4 +1,4 @@
-//! What a card does with what was posted to a pair.
+//! The execution of the requests that are posted to a queue pair.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,45 +6,45 @@ use std::time::{Duration, Instant};
 
 use rdma_sys as ib;
 
-use crate::completions::{Completion, Completions};
-use crate::host::Host;
-use crate::page::Queue;
-use crate::queue_pair::{QueuePair, lock};
-use crate::request::{Request, What};
-use crate::status::Status;
+use crate::completions::{Completion, SimCompletionQueue};
+use crate::host::SimHost;
+use crate::page::ReceiveQueue;
+use crate::queue_pair::{SimQueuePair, lock};
+use crate::request::{RequestOperation, SendRequest};
+use crate::status::CompletionStatus;
 
-/// Requests under way.
-pub(crate) struct Sending {
-    pending: Vec<Request>,
+/// The requests of a queue pair that have not ended.
+pub(crate) struct ActiveRequests {
+    pending: Vec<SendRequest>,
     random: fastrand::Rng,
-    /// When the link is free again.
+    /// The time when the link is free again.
     free: Option<Instant>,
 }
 
-impl Sending {
-    /// None yet; those to come are executed in an order by `seed`.
+impl ActiveRequests {
+    /// No requests. Later ones are executed in an order that `seed` chooses.
     pub(crate) fn new(seed: u64) -> Self {
         Self { pending: Vec::new(), random: fastrand::Rng::with_seed(seed), free: None }
     }
 }
 
-impl QueuePair {
-    pub(crate) fn queue(&self) -> Option<&'static Queue> {
-        Some(&Host::get()?.card(self.card).queues[self.slot])
+impl SimQueuePair {
+    pub(crate) fn queue(&self) -> Option<&'static ReceiveQueue> {
+        Some(&SimHost::get()?.card(self.card).queues[self.slot])
     }
 
     pub(crate) fn is_dead(&self) -> bool {
-        Host::get().is_none_or(|host| host.card(self.card).is_dead.load(Ordering::Relaxed) != 0)
+        SimHost::get().is_none_or(|host| host.card(self.card).is_dead.load(Ordering::Relaxed) != 0)
     }
 
-    /// Takes requests, all or none; what they are refused with, else 0.
-    pub(crate) fn post(&self, mut requests: Vec<Request>) -> c_int {
-        let Some(host) = Host::get() else { return libc::ENODEV };
+    /// Posts all `requests` or none. Returns the errno of a refusal, or 0.
+    pub(crate) fn post(&self, mut requests: Vec<SendRequest>) -> c_int {
+        let Some(host) = SimHost::get() else { return libc::ENODEV };
         if self.is_dead() {
             return libc::EIO;
         }
-        let mut sending = lock(&self.sending);
-        if sending.pending.len() + requests.len() > self.depth as usize || host.config.faults.is_full() {
+        let mut active = lock(&self.active);
+        if active.pending.len() + requests.len() > self.depth as usize || host.config.faults.is_full() {
             return libc::ENOMEM;
         }
         if host.config.faults.is_rolled_back(requests.len()) {
@@ -56,76 +56,78 @@ impl QueuePair {
         if host.config.gbps > 0.0 {
             for request in &mut requests {
                 let wire = Duration::from_secs_f64(request.len() as f64 * 8.0 / host.config.gbps / 1e9);
-                let due = sending.free.unwrap_or_else(Instant::now).max(Instant::now()) + wire;
-                (sending.free, request.due) = (Some(due), Some(due));
+                let due = active.free.unwrap_or_else(Instant::now).max(Instant::now()) + wire;
+                (active.free, request.due) = (Some(due), Some(due));
             }
         }
         for request in &mut requests {
             request.fault = host.config.faults.status();
-            request.starves = request.what == What::Send && host.config.faults.starves();
+            request.finds_no_receive =
+                request.operation == RequestOperation::Send && host.config.faults.finds_no_receive();
         }
-        sending.pending.append(&mut requests);
+        active.pending.append(&mut requests);
         if host.config.seed == 0 {
-            self.execute(host, &mut sending);
+            self.execute(host, &mut active);
         }
         0
     }
 
-    /// The card goes on.
+    /// Executes some of the pending requests, as the card would do by itself.
     pub(crate) fn progress(&self) {
-        let mut sending = lock(&self.sending);
-        if !sending.pending.is_empty()
-            && let Some(host) = Host::get()
+        let mut active = lock(&self.active);
+        if !active.pending.is_empty()
+            && let Some(host) = SimHost::get()
         {
-            self.execute(host, &mut sending);
+            self.execute(host, &mut active);
         }
-        drop(sending);
+        drop(active);
         self.flush_receives();
     }
 
-    /// Executes pending requests: all in order, or some of them in any. One that must wait holds up
-    /// no other.
-    fn execute(&self, host: &Host, sending: &mut Sending) {
+    /// Executes pending requests: all of them in order, or some of them in random order. A request that must wait does
+    /// not delay others.
+    fn execute(&self, host: &SimHost, active: &mut ActiveRequests) {
         if host.config.seed == 0 {
-            return sending.pending.retain(|request| !self.end(host, request));
+            return active.pending.retain(|request| !self.end(host, request));
         }
-        for _ in 0..sending.random.usize(1..=sending.pending.len()) {
-            let place = sending.random.usize(0..sending.pending.len());
-            if self.end(host, &sending.pending[place]) {
-                sending.pending.swap_remove(place);
+        for _ in 0..active.random.usize(1..=active.pending.len()) {
+            let index = active.random.usize(0..active.pending.len());
+            if self.end(host, &active.pending[index]) {
+                active.pending.swap_remove(index);
             }
-            if sending.pending.is_empty() {
+            if active.pending.is_empty() {
                 break;
             }
         }
     }
 
-    /// Executes a request; whether it is over.
-    fn end(&self, host: &Host, request: &Request) -> bool {
+    /// Executes a request. Returns true if it has ended.
+    fn end(&self, host: &SimHost, request: &SendRequest) -> bool {
         if request.due.is_some_and(|due| due > Instant::now()) {
             return false;
         }
-        let ending = if self.is_dead() { Some(Status::Flushed) } else { request.execute(host, self.card) };
-        let Some(status) = ending else { return false };
+        let status =
+            if self.is_dead() { Some(CompletionStatus::Flushed) } else { request.execute(host, self.card) };
+        let Some(status) = status else { return false };
         self.count(host);
         if host.config.trace {
-            request.tell(self.card, status);
+            request.trace(self.card, status);
         }
-        if request.is_signaled || status != Status::Ok {
+        if request.is_signaled || status != CompletionStatus::Ok {
             self.send_queue().push(Completion::of_request(request, self.ex.qp_base.qp_num, status));
         }
         true
     }
 
-    /// Whether a receive may go to such memory.
+    /// Whether a receive may use the memory of `sge`.
     pub(crate) fn may_receive(&self, sge: &ib::ibv_sge) -> bool {
         let right = ib::IBV_ACCESS_LOCAL_WRITE;
         let (addr, len) = (sge.addr, sge.length.into());
-        Host::get().is_some_and(|host| host.card(self.card).allows(sge.lkey, addr, len, right))
+        SimHost::get().is_some_and(|host| host.card(self.card).allows(sge.lkey, addr, len, right))
     }
 
-    /// One request more; the card may die of it.
-    fn count(&self, host: &Host) {
+    /// Counts an executed request. A fault may kill the card at this number.
+    fn count(&self, host: &SimHost) {
         static EXECUTED: [AtomicU64; crate::p5::CARDS] = [const { AtomicU64::new(0) }; crate::p5::CARDS];
         let executed = EXECUTED[self.card].fetch_add(1, Ordering::Relaxed);
         if host.config.faults.kills(self.card, executed) {
@@ -133,7 +135,7 @@ impl QueuePair {
         }
     }
 
-    /// The receives of a dead card end.
+    /// Ends the receives of a dead card.
     fn flush_receives(&self) {
         let Some(queue) = self.queue().filter(|_| self.is_dead()) else { return };
         let next = || queue.deliver(|receive| (receive.is_some(), None, receive)).flatten();
@@ -143,12 +145,12 @@ impl QueuePair {
         }
     }
 
-    pub(crate) fn send_queue(&self) -> &Completions {
-        // SAFETY: the program destroys a queue after the pairs that use it.
+    pub(crate) fn send_queue(&self) -> &SimCompletionQueue {
+        // SAFETY: the program destroys a completion queue after the pairs that use it.
         unsafe { &*self.ex.qp_base.send_cq.cast() }
     }
 
-    pub(crate) fn recv_queue(&self) -> &Completions {
+    pub(crate) fn recv_queue(&self) -> &SimCompletionQueue {
         // SAFETY: as above.
         unsafe { &*self.ex.qp_base.recv_cq.cast() }
     }

@@ -4,16 +4,16 @@ use std::time::{Duration, Instant};
 
 use multirail::{Access, Fabric, Peer, Region, wait};
 
-use super::limit::Limit;
-use super::load::{Kind, Load};
+use super::limit::CopyLimit;
+use super::load::{BenchLoad, OpKind};
 use super::load_runner::LoadRunner;
-use super::protocol::{PROTOCOL, REGION, ToClient, ToServer, VERSION};
+use super::protocol::{ClientMessage, PROTOCOL, REGION, ServerMessage, VERSION};
 use super::rails::Rails;
-use super::report::Report;
-use super::row::Row;
+use super::report::RowReport;
+use super::row::BenchRow;
 use super::sampler::Sampler;
-use super::{Measured as Asked, content, verification};
-use crate::failure::{CommandResult, Failure, printable};
+use super::{MeasureOptions, content, verification};
+use crate::failure::{CommandFailure, CommandResult, printable};
 use crate::units::{Size, gbytes_per_s};
 use crate::wire::{MESSAGE_BYTES, MessageReceiver, MessageSender, RECEIVES, RESPONSE_LIMIT};
 
@@ -23,8 +23,8 @@ const WORK: Duration = Duration::from_secs(600);
 /// The minimum number of rounds for a median.
 const ROUNDS: usize = 3;
 
-/// The duration of a round. It is far above the clock's resolution, and short enough that the rounds of the limit and of
-/// the transfer run under the same conditions.
+/// The duration of a round. It is far above the clock's resolution, and short enough that the rounds of the limit and
+/// of the transfer run under the same conditions.
 const ROUND: Duration = Duration::from_millis(10);
 
 /// A client in a session with a server.
@@ -42,13 +42,13 @@ impl<'a> Client<'a> {
         let mut incoming = MessageReceiver::new(fabric.recv_pool(RECEIVES, MESSAGE_BYTES)?, peer);
         let outgoing = MessageSender::new(fabric, peer)?;
         match incoming.receive(RESPONSE_LIMIT)? {
-            ToClient::Hello { protocol: PROTOCOL, version: VERSION } => {}
-            ToClient::Hello { protocol: PROTOCOL, version } => {
-                return Err(Failure::new(format!(
+            ServerMessage::Hello { protocol: PROTOCOL, version: VERSION } => {}
+            ServerMessage::Hello { protocol: PROTOCOL, version } => {
+                return Err(CommandFailure::new(format!(
                     "the bench server uses protocol version {version}, this client {VERSION}; run the same multirail version on both sides"
                 )));
             }
-            _ => return Err(Failure::new("no `multirail bench server` listens on that address")),
+            _ => return Err(CommandFailure::new("no `multirail bench server` listens on that address")),
         }
         let mut names: Vec<_> = fabric.transports().iter().map(|t| t.backend.to_string()).collect();
         names.dedup();
@@ -61,22 +61,27 @@ impl<'a> Client<'a> {
     }
 
     /// Measures one load and reports it. After a failure or a signal, reports the rounds until then.
-    pub fn measure(&mut self, load: &Load, asked: &Asked, report: &Report<Row>) -> CommandResult {
+    pub fn measure(
+        &mut self,
+        load: &BenchLoad,
+        asked: &MeasureOptions,
+        report: &RowReport<BenchRow>,
+    ) -> CommandResult {
         let verify = !asked.no_verify;
-        if load.kind == Kind::Send && load.size > self.max_message() {
+        if load.kind == OpKind::Send && load.size > self.max_message() {
             let (size, most) = (Size(load.size), Size(self.max_message()));
-            return Err(Failure::new(format!(
+            return Err(CommandFailure::new(format!(
                 "a message of {size} exceeds the maximum of {most}; use a smaller --size"
             )));
         }
         let local = load.local().alloc(self.fabric, load.total(), Access::LOCAL)?;
-        self.ask(&ToServer::Prepare(load.clone()))?;
+        self.ask(&ClientMessage::Prepare(load.clone()))?;
         match load.kind {
-            Kind::Read => content::overwrite(&local)?,
+            OpKind::Read => content::overwrite(&local)?,
             _ => content::fill(&local, load)?,
         }
         let remote = match load.kind {
-            Kind::Send => None,
+            OpKind::Send => None,
             _ => Some(wait(self.peer.region(REGION), RESPONSE_LIMIT).map_err(|_| no_answer())??),
         };
         let peer = self.peer.clone();
@@ -88,25 +93,25 @@ impl<'a> Client<'a> {
         if verify {
             self.check(&local, load, runner.operations())?;
             match load.kind {
-                Kind::Read => content::overwrite(&local)?,
-                _ => self.ask(&ToServer::Overwrite)?,
+                OpKind::Read => content::overwrite(&local)?,
+                _ => self.ask(&ClientMessage::Overwrite)?,
             }
         }
         let limit = match asked.no_limit {
             true => None,
-            false => Some(Limit::new(self.fabric, &local, load)?),
+            false => Some(CopyLimit::new(self.fabric, &local, load)?),
         };
         let (measured, ended) = rounds(limit, load, &mut runner, asked.duration, report);
         let is_cut_short = ended.is_err() || report.is_interrupted();
         if verify && !is_cut_short {
-            if load.kind == Kind::Send {
+            if load.kind == OpKind::Send {
                 runner.pass(true)?;
             }
             self.check(&local, load, runner.operations())?;
         }
         if let Some(measured) = measured {
             let rails = Rails::of(self.fabric).since(&before).used_by(&explained);
-            let row = Row::new(&self.backend, load, &measured, verify && !is_cut_short, rails);
+            let row = BenchRow::new(&self.backend, load, &measured, verify && !is_cut_short, rails);
             report.add(row.cut_short(is_cut_short), is_cut_short)?;
         }
         ended
@@ -114,9 +119,9 @@ impl<'a> Client<'a> {
 
     /// Ends the session in good order.
     pub fn finish(mut self) -> CommandResult {
-        self.outgoing.send(&ToServer::Bye)?;
+        self.outgoing.send(&ClientMessage::Bye)?;
         match self.incoming.receive(RESPONSE_LIMIT)? {
-            ToClient::Bye => {
+            ServerMessage::Bye => {
                 self.peer.disconnect();
                 Ok(())
             }
@@ -124,35 +129,35 @@ impl<'a> Client<'a> {
         }
     }
 
-    fn ask(&mut self, request: &ToServer) -> CommandResult {
+    fn ask(&mut self, request: &ClientMessage) -> CommandResult {
         self.outgoing.send(request)?;
         match self.incoming.receive(WORK)? {
-            ToClient::Ready => Ok(()),
+            ServerMessage::Ready => Ok(()),
             other => Err(unexpected(other)),
         }
     }
 
-    fn check(&mut self, local: &Region, load: &Load, operations: u64) -> CommandResult {
+    fn check(&mut self, local: &Region, load: &BenchLoad, operations: u64) -> CommandResult {
         let wrong = match load.kind {
-            Kind::Read => verification::first_mismatch(local, load)?
+            OpKind::Read => verification::first_mismatch(local, load)?
                 .map(|offset| format!("the bytes read differ from the server's content near byte {offset}")),
             _ => {
-                self.outgoing.send(&ToServer::Check { operations })?;
+                self.outgoing.send(&ClientMessage::Check { operations })?;
                 match self.incoming.receive(WORK)? {
-                    ToClient::Checked(checked) => checked.err(),
+                    ServerMessage::Checked(checked) => checked.err(),
                     other => return Err(unexpected(other)),
                 }
             }
         };
         match wrong {
             None => Ok(()),
-            Some(wrong) => Err(Failure::new(format!("verification failed: {}", printable(&wrong)))),
+            Some(wrong) => Err(CommandFailure::new(format!("verification failed: {}", printable(&wrong)))),
         }
     }
 }
 
 /// The results of the rounds of one load.
-pub struct Measured {
+pub struct RoundResults {
     /// The median of the transfer's rounds, in decimal GB/s.
     pub speed: f64,
     /// The latencies of the transfer's operations.
@@ -163,12 +168,12 @@ pub struct Measured {
 
 /// Alternates rounds of the limit and of the transfer, until the time is over, a round fails, or a signal arrives.
 fn rounds(
-    limit: Option<Limit>,
-    load: &Load,
+    limit: Option<CopyLimit>,
+    load: &BenchLoad,
     runner: &mut LoadRunner<'_>,
     duration: Duration,
-    report: &Report<Row>,
-) -> (Option<Measured>, CommandResult) {
+    report: &RowReport<BenchRow>,
+) -> (Option<RoundResults>, CommandResult) {
     let bytes = load.total() as u64;
     let calibrated =
         limit.map(|limit| Rounds::new(bytes, 1, move |passes, sampler| limit.run(passes, sampler)));
@@ -193,7 +198,7 @@ fn rounds(
         return (None, ended);
     }
     let limit = limit.map(|limit| (median(limit.speeds), limit.latencies));
-    (Some(Measured { speed: median(transfer.speeds), latencies: transfer.latencies, limit }), ended)
+    (Some(RoundResults { speed: median(transfer.speeds), latencies: transfer.latencies, limit }), ended)
 }
 
 /// The rounds of the limit or of the transfer.
@@ -246,10 +251,12 @@ fn median(mut values: Vec<f64>) -> f64 {
     values.get(values.len() / 2).copied().unwrap_or(0.0)
 }
 
-fn unexpected(answer: ToClient) -> Failure {
+fn unexpected(answer: ServerMessage) -> CommandFailure {
     match answer {
-        ToClient::Refused(reason) => Failure::new(format!("the server refused: {}", printable(&reason))),
-        other => Failure::new(format!(
+        ServerMessage::Refused(reason) => {
+            CommandFailure::new(format!("the server refused: {}", printable(&reason)))
+        }
+        other => CommandFailure::new(format!(
             "the server sent an unexpected message: {}",
             printable(&format!("{other:?}"))
         )),

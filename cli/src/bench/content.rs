@@ -1,11 +1,11 @@
 //! Random content and page order, the same on both sides for one seed.
 //!
-//! The generator is part of the protocol: SplitMix64 (Steele, Lea, Flood 2014), one stream per page, little-endian. A GPU
-//! that compares a page gets the start of its stream (`verification`).
+//! The generator is part of the protocol: SplitMix64 (Steele, Lea, Flood 2014), one stream per page, little-endian. A
+//! GPU that compares a page gets the start of its stream (`verification`).
 
 use multirail::{Region, Result};
 
-use super::load::Load;
+use super::load::BenchLoad;
 
 /// The number of bytes generated at a time, a multiple of the generator's output size.
 const PIECE: usize = 64 << 10;
@@ -55,30 +55,30 @@ impl SplitMix {
 }
 
 /// The source pages in the order of the transfer.
-pub fn sources(load: &Load) -> Vec<u32> {
+pub fn sources(load: &BenchLoad) -> Vec<u32> {
     SplitMix::new(load.seed, u64::MAX).order(load.pages)
 }
 
 /// The target pages in the same order.
-pub fn targets(load: &Load) -> Vec<u32> {
+pub fn targets(load: &BenchLoad) -> Vec<u32> {
     SplitMix::new(load.seed, u64::MAX - 1).order(load.pages)
 }
 
 /// The source page of each target page.
-pub fn source_of_target(load: &Load) -> Vec<u32> {
+pub fn source_of_target(load: &BenchLoad) -> Vec<u32> {
     let mut source_of = vec![0; load.pages as usize];
     sources(load).into_iter().zip(targets(load)).for_each(|(from, to)| source_of[to as usize] = from);
     source_of
 }
 
 /// The start of a source page's stream: the generator's state.
-pub fn stream(load: &Load, page: u32) -> u64 {
+pub fn stream(load: &BenchLoad, page: u32) -> u64 {
     SplitMix::new(load.seed, u64::from(page)).0
 }
 
 /// Fills every page of a source region.
-pub fn fill(region: &Region, load: &Load) -> Result<()> {
-    let mut content = Content::new(load, (0..load.pages).collect());
+pub fn fill(region: &Region, load: &BenchLoad) -> Result<()> {
+    let mut content = PageContent::new(load, (0..load.pages).collect());
     let mut batch = vec![0; BATCH.min(region.len())];
     for (at, len) in batches(region.len()) {
         content.fill(&mut batch[..len]);
@@ -94,8 +94,8 @@ pub fn overwrite(region: &Region) -> Result<()> {
 }
 
 /// Compares every byte of a target region on the host. Returns the offset of the first wrong byte.
-pub fn first_mismatch(region: &Region, load: &Load) -> Result<Option<u64>> {
-    let mut content = Content::new(load, source_of_target(load));
+pub fn first_mismatch(region: &Region, load: &BenchLoad) -> Result<Option<u64>> {
+    let mut content = PageContent::new(load, source_of_target(load));
     let (mut wanted, mut found) = (vec![0; BATCH.min(region.len())], vec![0; BATCH.min(region.len())]);
     for (at, len) in batches(region.len()) {
         content.fill(&mut wanted[..len]);
@@ -109,8 +109,8 @@ pub fn first_mismatch(region: &Region, load: &Load) -> Result<Option<u64>> {
 }
 
 /// Generates the bytes of pages one after another.
-struct Content<'a> {
-    load: &'a Load,
+struct PageContent<'a> {
+    load: &'a BenchLoad,
     /// The remaining pages, with the next one last.
     left: Vec<u32>,
     stream: SplitMix,
@@ -122,8 +122,8 @@ struct Content<'a> {
     page: u64,
 }
 
-impl<'a> Content<'a> {
-    fn new(load: &'a Load, mut pages: Vec<u32>) -> Self {
+impl<'a> PageContent<'a> {
+    fn new(load: &'a BenchLoad, mut pages: Vec<u32>) -> Self {
         pages.reverse();
         let stream = SplitMix::new(load.seed, 0);
         Self { load, left: pages, stream, piece: Vec::with_capacity(PIECE), given: 0, page: 0 }
@@ -157,7 +157,7 @@ impl<'a> Content<'a> {
 }
 
 /// Returns true if `bytes` are the content of page `source`.
-pub fn is_page(bytes: &[u8], load: &Load, source: u32) -> bool {
+pub fn is_page(bytes: &[u8], load: &BenchLoad, source: u32) -> bool {
     let mut stream = SplitMix::new(load.seed, u64::from(source));
     let mut wanted = vec![0; PIECE.min(bytes.len())];
     bytes.len() as u64 == load.size
@@ -173,13 +173,13 @@ fn batches(total: usize) -> impl Iterator<Item = (usize, usize)> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::load::Kind;
+    use super::super::load::OpKind;
     use super::super::memory::BenchMemory;
     use super::*;
 
-    fn load(size: u64, pages: u32) -> Load {
+    fn load(size: u64, pages: u32) -> BenchLoad {
         let (src, dst) = (BenchMemory::Host, BenchMemory::Host);
-        Load { kind: Kind::Write, size, pages, inflight: 1, seed: 5, imm: 0, src, dst }
+        BenchLoad { kind: OpKind::Write, size, pages, inflight: 1, seed: 5, imm: 0, src, dst }
     }
 
     #[test]
@@ -219,8 +219,8 @@ mod tests {
         let load = load(PIECE as u64 + 13, 3);
         let size = load.size as usize;
         let (mut whole, mut cut) = (vec![0; 3 * size], vec![0; 3 * size]);
-        Content::new(&load, vec![2, 0, 1]).fill(&mut whole);
-        let mut content = Content::new(&load, vec![2, 0, 1]);
+        PageContent::new(&load, vec![2, 0, 1]).fill(&mut whole);
+        let mut content = PageContent::new(&load, vec![2, 0, 1]);
         cut.chunks_mut(1001).for_each(|bytes| content.fill(bytes));
         assert_eq!(whole, cut);
         for (at, page) in [2, 0, 1].into_iter().enumerate() {

@@ -4,28 +4,28 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use multirail::cuda::{CopyEnd, CudaMemory, Device, PinnedBuffer, PlainCopy};
+use multirail::cuda::{CudaMemory, Device, PinnedBuffer, PlainCopy, PlainCopyEnd};
 use multirail::{Access, Fabric, Region};
 
 use super::content;
-use super::load::Load;
+use super::load::BenchLoad;
 use super::memory::BenchMemory;
 use super::sampler::Sampler;
 use crate::failure::CommandResult;
 
 /// A copy within this process, between the same kinds of memory as in the transfer.
-pub enum Limit {
+pub enum CopyLimit {
     /// memcpy of the same pages in the same order, in one thread.
-    Pages(Pages),
+    Pages(PageCopy),
     /// One contiguous CUDA copy, if a side is on a GPU. A host side is page-locked then.
     Plain(PlainCopy),
 }
 
-impl Limit {
+impl CopyLimit {
     /// The limit of `load`, whose local region is `local`.
-    pub fn new(fabric: &Fabric, local: &Region, load: &Load) -> CommandResult<Self> {
+    pub fn new(fabric: &Fabric, local: &Region, load: &BenchLoad) -> CommandResult<Self> {
         if !load.is_on_gpu() {
-            return Pages::new(fabric, local, load).map(Self::Pages);
+            return PageCopy::new(fabric, local, load).map(Self::Pages);
         }
         let (from, to) = (end(load.src, load.dst, load.total())?, end(load.dst, load.src, load.total())?);
         Ok(Self::Plain(PlainCopy::new(from, to)?))
@@ -48,7 +48,7 @@ impl Limit {
 }
 
 /// Allocates memory of kind `memory`. Host memory is page-locked for the GPU of `other`.
-fn end(memory: BenchMemory, other: BenchMemory, len: usize) -> CommandResult<CopyEnd> {
+fn end(memory: BenchMemory, other: BenchMemory, len: usize) -> CommandResult<PlainCopyEnd> {
     Ok(match (memory, other) {
         (BenchMemory::Gpu(number), _) => Arc::new(CudaMemory::new(&Device::open(number)?, len)?).into(),
         (_, BenchMemory::Gpu(number)) => Arc::new(PinnedBuffer::new(&Device::open(number)?, len)?).into(),
@@ -57,15 +57,15 @@ fn end(memory: BenchMemory, other: BenchMemory, len: usize) -> CommandResult<Cop
 }
 
 /// Two local host regions, and the offsets of their pages.
-pub struct Pages {
+pub struct PageCopy {
     from: Region,
     to: Region,
     size: usize,
     offsets: Vec<(usize, usize)>,
 }
 
-impl Pages {
-    fn new(fabric: &Fabric, from: &Region, load: &Load) -> CommandResult<Self> {
+impl PageCopy {
+    fn new(fabric: &Fabric, from: &Region, load: &BenchLoad) -> CommandResult<Self> {
         let size = load.size as usize;
         let to = load.remote().alloc(fabric, load.total(), Access::LOCAL)?;
         let offset = |page: u32| page as usize * size;

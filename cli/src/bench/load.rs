@@ -7,7 +7,7 @@ use super::memory::BenchMemory;
 /// The measured operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Kind {
+pub enum OpKind {
     /// One page per write
     Write,
     /// All pages in one operation
@@ -22,9 +22,9 @@ pub enum Kind {
 
 /// The load of one measurement. The server receives it from the client and must check it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Load {
+pub struct BenchLoad {
     /// The operation.
-    pub kind: Kind,
+    pub kind: OpKind,
     /// The size of a page.
     pub size: u64,
     /// The number of pages.
@@ -41,7 +41,7 @@ pub struct Load {
     pub dst: BenchMemory,
 }
 
-impl Load {
+impl BenchLoad {
     /// The most bytes that a client may make a server allocate.
     const MOST_BYTES: u64 = 4 << 30;
     const MOST_PAGES: u32 = 1 << 20;
@@ -59,7 +59,7 @@ impl Load {
                 Self::MOST_INFLIGHT
             ));
         }
-        if self.kind == Kind::Send && self.dst != BenchMemory::Host {
+        if self.kind == OpKind::Send && self.dst != BenchMemory::Host {
             return Err("messages arrive in receives, which are in host memory; remove --dst".to_owned());
         }
         match self.size.checked_mul(u64::from(self.pages)) {
@@ -78,12 +78,12 @@ impl Load {
 
     /// The memory of the client's region.
     pub fn local(&self) -> BenchMemory {
-        if self.kind == Kind::Read { self.dst } else { self.src }
+        if self.kind == OpKind::Read { self.dst } else { self.src }
     }
 
     /// The memory of the server's region.
     pub fn remote(&self) -> BenchMemory {
-        if self.kind == Kind::Read { self.src } else { self.dst }
+        if self.kind == OpKind::Read { self.src } else { self.dst }
     }
 
     /// Returns true if a side is on a GPU.
@@ -94,13 +94,13 @@ impl Load {
     /// The number of operations that move every page once.
     pub fn operations(&self) -> usize {
         match self.kind {
-            Kind::WritePages => 1,
+            OpKind::WritePages => 1,
             _ => self.pages as usize,
         }
     }
 }
 
-impl Kind {
+impl OpKind {
     /// The name in the option.
     pub fn name(self) -> &'static str {
         match self {
@@ -120,18 +120,19 @@ mod tests {
     #[test]
     fn bounds() {
         let (src, dst) = (BenchMemory::Gpu(0), BenchMemory::Host);
-        let load = Load { kind: Kind::Write, size: 4096, pages: 8, inflight: 1, seed: 0, imm: 0, src, dst };
+        let load =
+            BenchLoad { kind: OpKind::Write, size: 4096, pages: 8, inflight: 1, seed: 0, imm: 0, src, dst };
         assert!(load.check().is_ok());
-        assert!(Load { size: 0, ..load.clone() }.check().is_err());
-        assert!(Load { pages: 0, ..load.clone() }.check().is_err());
-        assert!(Load { pages: u32::MAX, size: u64::MAX, ..load.clone() }.check().is_err());
-        assert!(Load { size: u64::MAX, ..load.clone() }.check().is_err());
-        assert!(Load { inflight: 1 << 20, ..load.clone() }.check().is_err());
-        let odd = Load { kind: Kind::Send, dst: BenchMemory::Gpu(0), ..load.clone() };
+        assert!(BenchLoad { size: 0, ..load.clone() }.check().is_err());
+        assert!(BenchLoad { pages: 0, ..load.clone() }.check().is_err());
+        assert!(BenchLoad { pages: u32::MAX, size: u64::MAX, ..load.clone() }.check().is_err());
+        assert!(BenchLoad { size: u64::MAX, ..load.clone() }.check().is_err());
+        assert!(BenchLoad { inflight: 1 << 20, ..load.clone() }.check().is_err());
+        let odd = BenchLoad { kind: OpKind::Send, dst: BenchMemory::Gpu(0), ..load.clone() };
         assert!(odd.check().unwrap_err().contains("remove --dst"));
         assert_eq!((load.local(), load.remote()), (src, dst));
-        let read = Load { kind: Kind::Read, ..load.clone() };
+        let read = BenchLoad { kind: OpKind::Read, ..load.clone() };
         assert_eq!((read.local(), read.remote()), (dst, src));
-        assert_eq!(Load { kind: Kind::WritePages, ..load }.operations(), 1);
+        assert_eq!(BenchLoad { kind: OpKind::WritePages, ..load }.operations(), 1);
     }
 }

@@ -7,10 +7,10 @@ use multirail::{
 };
 
 use super::content;
-use super::load::{Kind, Load};
+use super::load::{BenchLoad, OpKind};
 use super::protocol::COMPARE;
 use super::sampler::Sampler;
-use crate::failure::{CommandResult, Failure};
+use crate::failure::{CommandFailure, CommandResult};
 
 /// The limit of a wait. The fabric's deadline of an operation is shorter.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -22,7 +22,7 @@ pub struct LoadRunner<'a> {
     peer: &'a Peer,
     local: &'a Region,
     remote: Option<RemoteRegion>,
-    kind: Kind,
+    kind: OpKind,
     size: usize,
     /// The source and target offsets of the pages, in the order of the transfer.
     offsets: Vec<(usize, usize)>,
@@ -44,7 +44,7 @@ impl<'a> LoadRunner<'a> {
         peer: &'a Peer,
         local: &'a Region,
         remote: Option<RemoteRegion>,
-        load: &Load,
+        load: &BenchLoad,
         cold: bool,
     ) -> Self {
         let (sources, targets) = (content::sources(load), content::targets(load));
@@ -56,7 +56,7 @@ impl<'a> LoadRunner<'a> {
             write = write.cold();
             read.locality = multirail::Locality::Cold;
         }
-        if load.kind == Kind::WriteImm {
+        if load.kind == OpKind::WriteImm {
             write = write.imm(load.imm);
         }
         Self {
@@ -88,18 +88,18 @@ impl<'a> LoadRunner<'a> {
         let (from, to) = self.offsets[0];
         let (source, target) = (from..from + self.size, to..to + self.size);
         let explained = match (self.kind, &self.remote) {
-            (Kind::WritePages, Some(remote)) => {
+            (OpKind::WritePages, Some(remote)) => {
                 let (from, to, size) = (&self.from, &self.to, self.size);
                 self.peer.explain_write_pages(self.local, from, remote, to, size, &self.write)
             }
-            (Kind::Read, Some(remote)) => {
+            (OpKind::Read, Some(remote)) => {
                 self.peer.explain_read(self.local, target, remote, from, &self.read)
             }
-            (Kind::Send, _) => self.peer.explain_send(self.local, source, &SendOptions::new().imm(0)),
-            (Kind::Write | Kind::WriteImm, Some(remote)) => {
+            (OpKind::Send, _) => self.peer.explain_send(self.local, source, &SendOptions::new().imm(0)),
+            (OpKind::Write | OpKind::WriteImm, Some(remote)) => {
                 self.peer.explain_write(self.local, source, remote, to, &self.write)
             }
-            (_, None) => return Err(Failure::new(NO_REGION)),
+            (_, None) => return Err(CommandFailure::new(NO_REGION)),
         };
         Ok(explained?)
     }
@@ -155,24 +155,24 @@ impl<'a> LoadRunner<'a> {
     #[inline]
     fn post(&self, index: usize) -> CommandResult<Op> {
         let posted: Result<Op> = match (self.kind, &self.remote) {
-            (Kind::WritePages, Some(remote)) => {
+            (OpKind::WritePages, Some(remote)) => {
                 self.peer.write_pages_with(self.local, &self.from, remote, &self.to, self.size, &self.write)
             }
-            (Kind::Read, Some(remote)) => {
+            (OpKind::Read, Some(remote)) => {
                 let (from, to) = self.offsets[index];
                 self.peer.read_with(self.local, to..to + self.size, remote, from, &self.read)
             }
-            (Kind::Send, _) => {
+            (OpKind::Send, _) => {
                 let (from, _) = self.offsets[index];
                 let flag = if self.compare { COMPARE } else { 0 };
                 let options = SendOptions::new().imm(index as u32 | flag);
                 self.peer.send_with(self.local, from..from + self.size, &options)
             }
-            (Kind::Write | Kind::WriteImm, Some(remote)) => {
+            (OpKind::Write | OpKind::WriteImm, Some(remote)) => {
                 let (from, to) = self.offsets[index];
                 self.peer.write_with(self.local, from..from + self.size, remote, to, &self.write)
             }
-            (_, None) => return Err(Failure::new(NO_REGION)),
+            (_, None) => return Err(CommandFailure::new(NO_REGION)),
         };
         Ok(posted?)
     }
@@ -184,7 +184,7 @@ fn end(mut op: Op, spins: bool) -> CommandResult {
     let begun = Instant::now();
     while spins && begun.elapsed() < LIMIT {
         if let Some(result) = op.try_result() {
-            return result.map(drop).map_err(Failure::from);
+            return result.map(drop).map_err(CommandFailure::from);
         }
         std::hint::spin_loop();
     }

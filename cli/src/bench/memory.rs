@@ -75,7 +75,8 @@ impl fmt::Display for BenchMemory {
 /// The environment variable that loopback reads.
 const GPU_BLOCKS: &str = "MULTIRAIL_GPU_BLOCKS";
 
-/// Sets the number of GPU blocks that copy, for this process and the server it starts. Call it before any fabric is open.
+/// Sets the number of GPU blocks that copy, for this process and the server it starts. Call it before any fabric is
+/// open.
 pub fn set_gpu_blocks(blocks: u32) {
     // SAFETY: other threads read the environment only through the standard library, which locks it. Libraries that
     // read it directly are loaded when backends are probed, which is after this.

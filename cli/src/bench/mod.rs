@@ -22,13 +22,13 @@ use std::time::Duration;
 use multirail::Fabric;
 
 use super::Common;
-use super::failure::{CommandResult, Failure};
+use super::failure::{CommandFailure, CommandResult};
 use super::units::{self, Size};
 use client::Client;
-use load::{Kind, Load};
+use load::{BenchLoad, OpKind};
 use memory::BenchMemory;
-use report::Report;
-use row::Row;
+use report::RowReport;
+use row::BenchRow;
 
 /// The sizes of `--sweep`.
 const SWEEP: [u64; 11] =
@@ -68,10 +68,10 @@ const EXIT: &str = "Exit code: 0 if everything was measured, 1 if not (stderr ha
 #[command(args_conflicts_with_subcommands = true, after_help = EXIT, after_long_help = METHOD)]
 pub struct BenchArguments {
     #[command(subcommand)]
-    role: Option<Role>,
+    role: Option<BenchRole>,
 
     #[command(flatten)]
-    measured: Measured,
+    measured: MeasureOptions,
 
     /// Run both sides in this process, without sockets
     #[arg(long)]
@@ -79,7 +79,7 @@ pub struct BenchArguments {
 }
 
 #[derive(clap::Subcommand)]
-enum Role {
+enum BenchRole {
     /// Serve one client, then exit
     #[command(
         after_help = "Exit code: 0 if the client finished, 1 if not (stderr has the reason), 2 if the \
@@ -95,16 +95,16 @@ enum Role {
         /// The address that the server printed
         address: String,
         #[command(flatten)]
-        measured: Measured,
+        measured: MeasureOptions,
     },
 }
 
 /// The options of a measurement.
 #[derive(clap::Args, Clone)]
-struct Measured {
+struct MeasureOptions {
     /// The operation
     #[arg(long, value_enum, default_value = "write-pages")]
-    op: Kind,
+    op: OpKind,
 
     /// Size of a page
     #[arg(long, default_value = "64KiB", value_name = "SIZE", conflicts_with = "sweep")]
@@ -156,11 +156,11 @@ struct Measured {
 impl BenchArguments {
     /// Returns true for the ladder, which opens its own devices.
     pub fn is_ladder(&self) -> bool {
-        matches!(self.role, Some(Role::Ladder(_)))
+        matches!(self.role, Some(BenchRole::Ladder(_)))
     }
 }
 
-impl Measured {
+impl MeasureOptions {
     /// Applies settings that fabrics read when they are opened.
     fn apply_settings(&self) {
         if let Some(blocks) = self.gpu_blocks {
@@ -168,11 +168,11 @@ impl Measured {
         }
     }
 
-    fn loads(&self) -> CommandResult<Vec<Load>> {
+    fn loads(&self) -> CommandResult<Vec<BenchLoad>> {
         let sizes = if self.sweep { SWEEP.to_vec() } else { vec![self.size.0] };
         let loads = sizes.into_iter().enumerate().map(|(at, size)| {
             let default_pages = (DEFAULT_TOTAL / size.max(1)).clamp(1, u64::from(DEFAULT_PAGES)) as u32;
-            let load = Load {
+            let load = BenchLoad {
                 kind: self.op,
                 size,
                 pages: self.pages.unwrap_or(default_pages),
@@ -182,7 +182,7 @@ impl Measured {
                 src: self.src,
                 dst: self.dst,
             };
-            load.check().map_err(Failure::new)?;
+            load.check().map_err(CommandFailure::new)?;
             Ok(load)
         });
         loads.collect()
@@ -192,26 +192,26 @@ impl Measured {
 /// Runs the given side, or both.
 pub fn run(common: &Common, arguments: BenchArguments) -> CommandResult {
     match arguments.role {
-        Some(Role::Server(server)) => server::run(common, &server),
-        Some(Role::Client { address, measured }) => {
+        Some(BenchRole::Server(server)) => server::run(common, &server),
+        Some(BenchRole::Client { address, measured }) => {
             measured.apply_settings();
             let loads = measured.loads()?;
             let fabric = common.open()?;
             let report = report(common, &loads, &[&fabric])?;
             report.end(measure_at(common, &fabric, &address, &measured, &loads, &report))
         }
-        Some(Role::Ladder(ladder)) => ladder::run(common, &ladder),
+        Some(BenchRole::Ladder(ladder)) => ladder::run(common, &ladder),
         None if arguments.in_process => in_process(common, &arguments.measured),
         None => two_processes(common, &arguments.measured),
     }
 }
 
-fn two_processes(common: &Common, measured: &Measured) -> CommandResult {
+fn two_processes(common: &Common, measured: &MeasureOptions) -> CommandResult {
     measured.apply_settings();
     let loads = measured.loads()?;
     let fabric = common.open()?;
     let report = report(common, &loads, &[&fabric])?;
-    let done = spawn::Server::start(common).and_then(|mut server| {
+    let done = spawn::ServerProcess::start(common).and_then(|mut server| {
         let address = server.address().to_owned();
         match measure_at(common, &fabric, &address, measured, &loads, &report) {
             Ok(()) => server.finish(),
@@ -221,7 +221,7 @@ fn two_processes(common: &Common, measured: &Measured) -> CommandResult {
     report.end(done)
 }
 
-fn in_process(common: &Common, measured: &Measured) -> CommandResult {
+fn in_process(common: &Common, measured: &MeasureOptions) -> CommandResult {
     measured.apply_settings();
     let loads = measured.loads()?;
     let (here, there) = (common.open()?, common.open()?);
@@ -234,13 +234,17 @@ fn in_process(common: &Common, measured: &Measured) -> CommandResult {
         // The client sends no end message now, so the server must not wait for one.
         origin.disconnect();
     }
-    let served = target.join().unwrap_or_else(|_| Err(Failure::new("the server's thread panicked")));
+    let served = target.join().unwrap_or_else(|_| Err(CommandFailure::new("the server's thread panicked")));
     report.end(done.and(served))
 }
 
 /// A report that ends early after a signal to this process.
-fn report(common: &Common, loads: &[Load], fabrics: &[&Fabric]) -> CommandResult<Arc<Report<Row>>> {
-    let report = Report::new(common.json, loads.len(), "sizes", Row::print);
+fn report(
+    common: &Common,
+    loads: &[BenchLoad],
+    fabrics: &[&Fabric],
+) -> CommandResult<Arc<RowReport<BenchRow>>> {
+    let report = RowReport::new(common.json, loads.len(), "sizes", BenchRow::print);
     report.take_signals(fabrics.iter().map(|fabric| fabric.downgrade()).collect())?;
     Ok(report)
 }
@@ -249,9 +253,9 @@ fn measure_at(
     common: &Common,
     fabric: &Fabric,
     address: &str,
-    measured: &Measured,
-    loads: &[Load],
-    report: &Report<Row>,
+    measured: &MeasureOptions,
+    loads: &[BenchLoad],
+    report: &RowReport<BenchRow>,
 ) -> CommandResult {
     let peer = super::connection::connect(fabric, address)?;
     let done = Client::connect(fabric, &peer).and_then(|client| measure(client, measured, loads, report));
@@ -265,15 +269,15 @@ fn measure_at(
 /// Measures every load until a signal arrives.
 fn measure(
     mut client: Client<'_>,
-    measured: &Measured,
-    loads: &[Load],
-    report: &Report<Row>,
+    measured: &MeasureOptions,
+    loads: &[BenchLoad],
+    report: &RowReport<BenchRow>,
 ) -> CommandResult {
     for load in loads {
         if report.is_interrupted() {
             break;
         }
-        if load.kind == Kind::Send && measured.sweep && load.size > client.max_message() {
+        if load.kind == OpKind::Send && measured.sweep && load.size > client.max_message() {
             super::output::print_error(&format!(
                 "{} and larger: skipped, they exceed the largest message",
                 Size(load.size)

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::load::Load;
+use super::load::BenchLoad;
 
 /// The start of a server's first message, by which a client recognises a bench server.
 pub const PROTOCOL: [u8; 8] = *b"mr-bench";
@@ -19,9 +19,9 @@ pub const COMPARE: u32 = 1 << 31;
 
 /// A message from the client.
 #[derive(Debug, Serialize, Deserialize)]
-pub enum ToServer {
+pub enum ClientMessage {
     /// Prepare a region for this load.
-    Prepare(Load),
+    Prepare(BenchLoad),
     /// Compare the received bytes.
     Check {
         /// The number of operations since `Prepare`.
@@ -35,7 +35,7 @@ pub enum ToServer {
 
 /// A message from the server.
 #[derive(Debug, Serialize, Deserialize)]
-pub enum ToClient {
+pub enum ServerMessage {
     /// The first message.
     Hello {
         /// [`PROTOCOL`].

@@ -4,21 +4,20 @@ use multirail::{Explanation, Fabric};
 use serde::Serialize;
 
 use crate::failure::CommandResult;
-use crate::output;
-use crate::table::{self, Table};
+use crate::output::{self, TextTable};
 use crate::units::{Size, round};
 
 /// The bytes of each rail that can be used.
 #[derive(Debug, Serialize)]
 pub struct Rails {
-    rails: Vec<Rail>,
+    rails: Vec<RailReport>,
     /// The difference between the busiest and the least busy rail, in percent of the mean. `None` if all bytes used one
     /// rail, as small operations do.
     imbalance_percent: Option<f64>,
 }
 
 #[derive(Debug, Serialize)]
-struct Rail {
+struct RailReport {
     #[serde(skip)]
     transport: String,
     /// The number in the transport.
@@ -31,7 +30,7 @@ struct Rail {
 impl Rails {
     /// The bytes that each rail of `fabric` has moved so far.
     pub fn of(fabric: &Fabric) -> Self {
-        let rail = |counters: multirail::RailCounters| Rail {
+        let rail = |counters: multirail::RailCounters| RailReport {
             transport: counters.transport,
             rail: counters.rail,
             device: counters.device,
@@ -40,7 +39,7 @@ impl Rails {
         Self::new(fabric.counters().into_iter().map(rail).collect())
     }
 
-    fn new(rails: Vec<Rail>) -> Self {
+    fn new(rails: Vec<RailReport>) -> Self {
         let bytes = || rails.iter().map(|rail| rail.bytes);
         let (most, least) = (bytes().max().unwrap_or(0), bytes().min().unwrap_or(0));
         let mean = bytes().sum::<u64>() as f64 / rails.len().max(1) as f64;
@@ -51,7 +50,8 @@ impl Rails {
 
     /// The bytes since `before`.
     pub fn since(self, before: &Self) -> Self {
-        let left = |(now, before): (Rail, &Rail)| Rail { bytes: now.bytes - before.bytes, ..now };
+        let left =
+            |(now, before): (RailReport, &RailReport)| RailReport { bytes: now.bytes - before.bytes, ..now };
         Self::new(self.rails.into_iter().zip(&before.rails).map(left).collect())
     }
 
@@ -59,7 +59,7 @@ impl Rails {
     /// peer, carry no bytes and are no imbalance.
     pub fn used_by(mut self, explained: &Explanation) -> Self {
         let taken = explained.transports.iter().find(|choice| choice.taken);
-        let is_used = |rail: &Rail| {
+        let is_used = |rail: &RailReport| {
             taken.is_some_and(|choice| choice.transport == rail.transport)
                 && explained.rails.iter().any(|plan| plan.rail == rail.rail && plan.unusable.is_none())
         };
@@ -73,25 +73,29 @@ impl Rails {
             return Ok(());
         }
         let total = self.bytes() as f64;
-        let mut table = Table::named_by(0).text("rail").number("GB").number("% of total");
+        let mut table = TextTable::named_by(0).text("rail").number("GB").number("% of total");
         for rail in &self.rails {
             let share = if total > 0.0 { rail.bytes as f64 / total * 100.0 } else { 0.0 };
             table.row(vec![rail.device.clone(), gigabytes(rail.bytes), format!("{share:.2}")]);
         }
         output::line("")?;
         table.print()?;
-        table::print_text(&format!("{:.2} GB in total, {}", total / 1e9, self.imbalance()))
+        output::print_text(&format!("{:.2} GB in total, {}", total / 1e9, self.imbalance()))
     }
 
     /// Prints a table of the rails of several measurements, with one row per page size.
     pub fn print_sizes<'a>(of_sizes: impl Iterator<Item = (Size, &'a Self)>) -> CommandResult {
-        let table =
-            Table::named_by(0).number("size").number("rails").optional(1).text("busiest rail").number("GB");
+        let table = TextTable::named_by(0)
+            .number("size")
+            .number("rails")
+            .optional(1)
+            .text("busiest rail")
+            .number("GB");
         let mut table =
             table.text("least busy rail").number("GB").number("GB in total").optional(2).text("spread");
         let mut is_one = true;
         for (size, of_size) in of_sizes {
-            let bytes = |rail: &&Rail| rail.bytes;
+            let bytes = |rail: &&RailReport| rail.bytes;
             let Some(most) = of_size.rails.iter().max_by_key(bytes) else { continue };
             let Some(least) = of_size.rails.iter().min_by_key(bytes) else { continue };
             is_one &= of_size.rails.len() < 2;
@@ -131,7 +135,7 @@ mod tests {
     use super::*;
 
     fn rails(bytes: &[u64]) -> Rails {
-        let rail = |(rail, bytes): (usize, &u64)| Rail {
+        let rail = |(rail, bytes): (usize, &u64)| RailReport {
             transport: "cards".into(),
             rail: rail as u32,
             device: "card".into(),

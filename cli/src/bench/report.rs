@@ -8,7 +8,7 @@ use std::time::Duration;
 use multirail::WeakFabric;
 use serde::Serialize;
 
-use crate::failure::{CommandResult, Failure};
+use crate::failure::{CommandFailure, CommandResult};
 use crate::output;
 
 /// How long a measurement may take to notice a signal before its fabrics are closed.
@@ -22,7 +22,7 @@ const END: Duration = Duration::from_millis(400);
 type Print<R> = dyn Fn(&[R]) -> CommandResult + Send + Sync;
 
 /// The rows measured so far.
-pub struct Report<R> {
+pub struct RowReport<R> {
     json: bool,
     /// The number of rows of a complete bench, and the noun for a row.
     planned: (usize, &'static str),
@@ -41,8 +41,9 @@ struct Rows<R> {
     is_cut_short: bool,
 }
 
-impl<R: Serialize + Send + 'static> Report<R> {
-    /// A report of `planned` rows, with the noun `what`. Rows are printed as JSON one by one, or with `print` at the end.
+impl<R: Serialize + Send + 'static> RowReport<R> {
+    /// A report of `planned` rows, with the noun `what`. Rows are printed as JSON one by one, or with `print` at the
+    /// end.
     pub fn new(
         json: bool,
         planned: usize,
@@ -58,13 +59,13 @@ impl<R: Serialize + Send + 'static> Report<R> {
         })
     }
 
-    /// Handles INT, TERM and HUP from now on: the measurement sees them with [`Self::is_interrupted`]. If it does not end,
-    /// `fabrics` are closed. If it still does not end, the report is printed and the process exits.
+    /// Handles INT, TERM and HUP from now on: the measurement sees them with [`Self::is_interrupted`]. If it does not
+    /// end, `fabrics` are closed. If it still does not end, the report is printed and the process exits.
     #[cfg(unix)]
     pub fn take_signals(self: &Arc<Self>, fabrics: Vec<WeakFabric>) -> CommandResult {
         use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
         let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGHUP])
-            .map_err(|error| Failure::new(format!("cannot handle signals: {error}")))?;
+            .map_err(|error| CommandFailure::new(format!("cannot handle signals: {error}")))?;
         let report = Arc::clone(self);
         let end = move || {
             let Some(signal) = signals.forever().next() else { return };
@@ -81,7 +82,9 @@ impl<R: Serialize + Send + 'static> Report<R> {
             signal_hook::low_level::exit(128 + signal);
         };
         let thread = std::thread::Builder::new().name("mr-signals".into()).spawn(end);
-        thread.map(drop).map_err(|error| Failure::new(format!("cannot start the signal thread: {error}")))
+        thread
+            .map(drop)
+            .map_err(|error| CommandFailure::new(format!("cannot start the signal thread: {error}")))
     }
 
     /// Signals are not handled.
@@ -121,7 +124,7 @@ impl<R: Serialize + Send + 'static> Report<R> {
         let part = if rows.is_cut_short { ", and a part of one more" } else { "" };
         let words =
             format!("interrupted by {}: {} of {planned} {what} measured{part}", name(signal), rows.whole);
-        Err(Failure::Interrupted(signal.try_into().unwrap_or(0), words))
+        Err(CommandFailure::Interrupted(signal.try_into().unwrap_or(0), words))
     }
 }
 

@@ -2,16 +2,16 @@
 
 use serde::Serialize;
 
-use super::client::Measured;
-use super::load::Load;
+use super::client::RoundResults;
+use super::load::BenchLoad;
 use super::rails::Rails;
 use crate::failure::CommandResult;
-use crate::table::{self, Table};
+use crate::output::{self, TextTable};
 use crate::units::{Size, round};
 
 /// The result of one measurement. The fields are the keys of the JSON.
 #[derive(Debug, Serialize)]
-pub struct Row {
+pub struct BenchRow {
     backend: String,
     op: &'static str,
     src: String,
@@ -40,9 +40,15 @@ pub struct Row {
     rails: Rails,
 }
 
-impl Row {
+impl BenchRow {
     /// The row of a measurement.
-    pub fn new(backend: &str, load: &Load, measured: &Measured, verified: bool, rails: Rails) -> Self {
+    pub fn new(
+        backend: &str,
+        load: &BenchLoad,
+        measured: &RoundResults,
+        verified: bool,
+        rails: Rails,
+    ) -> Self {
         let bytes_per_op = load.total() as f64 / load.operations() as f64;
         let limit = measured.limit.as_ref();
         Self {
@@ -79,9 +85,9 @@ impl Row {
     pub fn print(rows: &[Self]) -> CommandResult {
         let Some(first) = rows.first() else { return Ok(()) };
         let Self { backend, op, src, dst, inflight, .. } = first;
-        table::print_text(&format!("{op} over {backend}, from {src} to {dst}, in flight: {inflight}"))?;
+        output::print_text(&format!("{op} over {backend}, from {src} to {dst}, in flight: {inflight}"))?;
         let limit = if first.is_on_gpu { "one copy" } else { "memcpy" };
-        let table = Table::named_by(0).number("size").number("pages").optional(2);
+        let table = TextTable::named_by(0).number("size").number("pages").optional(2);
         let table = table.number("GB/s").number("Gbps").optional(5).number("ops/s").optional(1);
         let table = table.number("p50 µs").number("p99 µs").number("p99.9 µs").optional(6);
         let table = table.number("max µs").optional(4).number(format!("{limit} GB/s")).optional(3);
@@ -90,7 +96,7 @@ impl Row {
         table.print()?;
         if rows.iter().any(|row| row.percent_of_limit > Some(100.0)) {
             let one = if first.is_on_gpu { "one contiguous copy" } else { "one thread's memcpy" };
-            table::print_text(&format!(
+            output::print_text(&format!(
                 "over 100 %: the limit is {one}, but the backend may copy with several threads"
             ))?;
         }

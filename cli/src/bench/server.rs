@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use multirail::{Access, Fabric, Peer, Region, wait};
 
-use super::load::{Kind, Load};
-use super::protocol::{COMPARE, PROTOCOL, REGION, ToClient, ToServer, VERSION};
+use super::load::{BenchLoad, OpKind};
+use super::protocol::{COMPARE, ClientMessage, PROTOCOL, REGION, ServerMessage, VERSION};
 use super::{content, verification};
 use crate::connection::{until_closed, wait_until_closed};
-use crate::failure::{CommandResult, Failure};
+use crate::failure::{CommandFailure, CommandResult};
 use crate::units::{self, Size};
 use crate::wire::{self, MESSAGE_BYTES, MessageReceiver, MessageSender, RECEIVES, RESPONSE_LIMIT};
 use crate::{Common, output};
@@ -41,7 +41,7 @@ pub fn run(common: &Common, arguments: &ServerArguments) -> CommandResult {
     }
     let limit = arguments.wait.unwrap_or(Duration::MAX);
     let peer = wait(listener.accept(), limit)
-        .map_err(|_| Failure::new(format!("no client connected within {} s", limit.as_secs())))??;
+        .map_err(|_| CommandFailure::new(format!("no client connected within {} s", limit.as_secs())))??;
     serve_one(&fabric, &peer, |load| {
         let (kind, size, pages) = (load.kind.name(), Size(load.size), load.pages);
         match common.json {
@@ -54,32 +54,36 @@ pub fn run(common: &Common, arguments: &ServerArguments) -> CommandResult {
 }
 
 /// Serves `peer` until the end of its session. `announce` is called for every prepared load.
-pub fn serve_one(fabric: &Fabric, peer: &Peer, announce: impl Fn(&Load) -> CommandResult) -> CommandResult {
+pub fn serve_one(
+    fabric: &Fabric,
+    peer: &Peer,
+    announce: impl Fn(&BenchLoad) -> CommandResult,
+) -> CommandResult {
     let incoming = MessageReceiver::new(fabric.recv_pool(RECEIVES, MESSAGE_BYTES)?, peer);
     let mut target =
-        Target { fabric, peer, incoming, outgoing: MessageSender::new(fabric, peer)?, work: None };
-    target.outgoing.send(&ToClient::Hello { protocol: PROTOCOL, version: VERSION })?;
+        BenchTarget { fabric, peer, incoming, outgoing: MessageSender::new(fabric, peer)?, work: None };
+    target.outgoing.send(&ServerMessage::Hello { protocol: PROTOCOL, version: VERSION })?;
     loop {
         let answer = match target.receive()? {
-            ToServer::Prepare(load) => match target.prepare(load) {
+            ClientMessage::Prepare(load) => match target.prepare(load) {
                 Ok(work) => {
                     let ready = announce(&work.load);
                     target.work = Some(work);
-                    ready.map(|()| ToClient::Ready)?
+                    ready.map(|()| ServerMessage::Ready)?
                 }
-                Err(refusal) => ToClient::Refused(refusal.message().to_owned()),
+                Err(refusal) => ServerMessage::Refused(refusal.message().to_owned()),
             },
-            ToServer::Overwrite => match &target.work {
+            ClientMessage::Overwrite => match &target.work {
                 Some(work) => {
                     content::overwrite(&work.region)?;
-                    ToClient::Ready
+                    ServerMessage::Ready
                 }
-                None => ToClient::Refused("no load is prepared".to_owned()),
+                None => ServerMessage::Refused("no load is prepared".to_owned()),
             },
-            ToServer::Check { operations } => ToClient::Checked(target.check(operations)?),
-            ToServer::Bye => {
+            ClientMessage::Check { operations } => ServerMessage::Checked(target.check(operations)?),
+            ClientMessage::Bye => {
                 // The client may have disconnected before the send completes here.
-                let _ = target.outgoing.send(&ToClient::Bye);
+                let _ = target.outgoing.send(&ServerMessage::Bye);
                 wait_until_closed(peer);
                 return Ok(());
             }
@@ -88,16 +92,16 @@ pub fn serve_one(fabric: &Fabric, peer: &Peer, announce: impl Fn(&Load) -> Comma
     }
 }
 
-struct Target<'a> {
+struct BenchTarget<'a> {
     fabric: &'a Fabric,
     peer: &'a Peer,
     incoming: MessageReceiver,
     outgoing: MessageSender,
-    work: Option<Work>,
+    work: Option<PreparedLoad>,
 }
 
-struct Work {
-    load: Load,
+struct PreparedLoad {
+    load: BenchLoad,
     region: Region,
     /// The page order, for messages.
     order: Vec<u32>,
@@ -107,18 +111,18 @@ struct Work {
     wrong: Option<String>,
 }
 
-impl Target<'_> {
-    fn prepare(&mut self, load: Load) -> CommandResult<Work> {
-        load.check().map_err(Failure::new)?;
+impl BenchTarget<'_> {
+    fn prepare(&mut self, load: BenchLoad) -> CommandResult<PreparedLoad> {
+        load.check().map_err(CommandFailure::new)?;
         if self.work.take().is_some() {
             self.fabric.unpublish(REGION);
         }
-        let measured = load.kind == Kind::Send;
+        let measured = load.kind == OpKind::Send;
         let bytes = if measured { 1 } else { load.total() };
         let memory = load.remote();
         let region = memory.alloc(self.fabric, bytes, Access::REMOTE_WRITE | Access::REMOTE_READ)?;
         match load.kind {
-            Kind::Read => content::fill(&region, &load)?,
+            OpKind::Read => content::fill(&region, &load)?,
             _ => content::overwrite(&region)?,
         }
         self.fabric.publish(REGION, &region)?;
@@ -128,11 +132,11 @@ impl Target<'_> {
             self.incoming.replace(self.fabric.recv_pool(count, each)?);
         }
         let order = if measured { content::sources(&load) } else { Vec::new() };
-        Ok(Work { load, region, order, messages: 0, wrong: None })
+        Ok(PreparedLoad { load, region, order, messages: 0, wrong: None })
     }
 
     /// Waits for the next message of the protocol. Counts measured messages meanwhile.
-    fn receive(&mut self) -> CommandResult<ToServer> {
+    fn receive(&mut self) -> CommandResult<ClientMessage> {
         loop {
             let message = self.incoming.next(MAX_CLIENT_SILENCE)?;
             match message.imm() {
@@ -146,7 +150,7 @@ impl Target<'_> {
         let work = self
             .work
             .as_mut()
-            .ok_or_else(|| Failure::new("a measured message arrived before a measurement"))?;
+            .ok_or_else(|| CommandFailure::new("a measured message arrived before a measurement"))?;
         work.messages += 1;
         if imm & COMPARE != 0 && work.wrong.is_none() {
             let index = imm & !COMPARE;
@@ -165,10 +169,10 @@ impl Target<'_> {
     fn check(&mut self, operations: u64) -> CommandResult<Result<(), String>> {
         let Some(work) = &self.work else { return Ok(Err("no load is prepared".to_owned())) };
         match work.load.kind {
-            Kind::Send => self.check_messages(operations),
-            Kind::WriteImm => self.check_imms(operations),
-            Kind::Read => Ok(Ok(())),
-            Kind::Write | Kind::WritePages => Ok(bytes(work)),
+            OpKind::Send => self.check_messages(operations),
+            OpKind::WriteImm => self.check_imms(operations),
+            OpKind::Read => Ok(Ok(())),
+            OpKind::Write | OpKind::WritePages => Ok(bytes(work)),
         }
     }
 
@@ -179,7 +183,7 @@ impl Target<'_> {
             let message = self.incoming.next(RESPONSE_LIMIT)?;
             match message.imm() {
                 Some(imm) => self.count(imm, &message)?,
-                None => return Err(Failure::new("the client sent a message before the response")),
+                None => return Err(CommandFailure::new("the client sent a message before the response")),
             }
         }
         let Some(work) = &self.work else { return Ok(Err("no load is prepared".to_owned())) };
@@ -203,7 +207,7 @@ impl Target<'_> {
     }
 }
 
-fn bytes(work: &Work) -> Result<(), String> {
+fn bytes(work: &PreparedLoad) -> Result<(), String> {
     match verification::first_mismatch(&work.region, &work.load) {
         Ok(None) => Ok(()),
         Ok(Some(offset)) => {

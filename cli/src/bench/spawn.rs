@@ -6,7 +6,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use crate::Common;
-use crate::failure::{CommandResult, Failure};
+use crate::failure::{CommandFailure, CommandResult};
 
 /// How long the server may take to print its address.
 const START: Duration = Duration::from_secs(20);
@@ -17,7 +17,7 @@ const EXIT: Duration = Duration::from_secs(10);
 const REASON_LIMIT: Duration = Duration::from_millis(300);
 
 /// A server process. Dropping it kills and reaps it.
-pub struct Server {
+pub struct ServerProcess {
     child: Child,
     address: String,
 }
@@ -27,11 +27,11 @@ struct Listening {
     listening: String,
 }
 
-impl Server {
+impl ServerProcess {
     /// Starts the process and reads its address.
     pub fn start(common: &Common) -> CommandResult<Self> {
         let program = std::env::current_exe()
-            .map_err(|e| Failure::new(format!("cannot find this program to start it again: {e}")))?;
+            .map_err(|e| CommandFailure::new(format!("cannot find this program to start it again: {e}")))?;
         let mut command = Command::new(program);
         command.args(["bench", "server", "--listen", "127.0.0.1:0", "--wait", "20s", "--json"]);
         command.args(["--backend", &common.choice()?.to_string()]).args(common.security.arguments());
@@ -40,8 +40,9 @@ impl Server {
         // In its own process group, so that ^C reaches this process only, which then ends the server.
         #[cfg(unix)]
         std::os::unix::process::CommandExt::process_group(&mut command, 0);
-        let child =
-            command.spawn().map_err(|e| Failure::new(format!("cannot start the server process: {e}")))?;
+        let child = command
+            .spawn()
+            .map_err(|e| CommandFailure::new(format!("cannot start the server process: {e}")))?;
         let mut server = Self { child, address: String::new() };
         match server.read_address() {
             Ok(address) => server.address = address,
@@ -58,7 +59,7 @@ impl Server {
     /// Reads the address from the first line. Another thread reads later lines, so that the server can write them.
     fn read_address(&mut self) -> CommandResult<String> {
         let Some(stdout) = self.child.stdout.take() else {
-            return Err(Failure::new("the server process has no output"));
+            return Err(CommandFailure::new("the server process has no output"));
         };
         let (first, line) = mpsc::channel();
         std::thread::spawn(move || {
@@ -66,18 +67,19 @@ impl Server {
                 let _ = first.send(line);
             }
         });
-        let line =
-            line.recv_timeout(START).map_err(|_| Failure::new("the server process printed no address"))?;
+        let line = line
+            .recv_timeout(START)
+            .map_err(|_| CommandFailure::new("the server process printed no address"))?;
         let parsed: Result<Listening, _> = serde_json::from_str(&line);
         parsed
             .map(|l| l.listening)
-            .map_err(|_| Failure::new("the server process printed another line than its address"))
+            .map_err(|_| CommandFailure::new("the server process printed another line than its address"))
     }
 
     /// Adds the server's exit status to `failure`, if the server has ended.
-    pub fn explain(&mut self, failure: Failure) -> Failure {
+    pub fn explain(&mut self, failure: CommandFailure) -> CommandFailure {
         match (self.wait(REASON_LIMIT), failure) {
-            (Some(status), Failure::Message(message)) => Failure::new(format!(
+            (Some(status), CommandFailure::Message(message)) => CommandFailure::new(format!(
                 "the bench server (process {}) ended with {status}: {message}",
                 self.child.id()
             )),
@@ -89,8 +91,8 @@ impl Server {
     pub fn finish(mut self) -> CommandResult {
         match self.wait(EXIT) {
             Some(status) if status.success() => Ok(()),
-            Some(status) => Err(Failure::new(format!("the bench server ended with {status}"))),
-            None => Err(Failure::new("the bench server did not exit after the session")),
+            Some(status) => Err(CommandFailure::new(format!("the bench server ended with {status}"))),
+            None => Err(CommandFailure::new("the bench server did not exit after the session")),
         }
     }
 
@@ -106,7 +108,7 @@ impl Server {
     }
 }
 
-impl Drop for Server {
+impl Drop for ServerProcess {
     fn drop(&mut self) {
         // Killing fails only if the process has ended already.
         let _ = self.child.kill();

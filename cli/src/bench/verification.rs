@@ -7,19 +7,19 @@ use multirail::cuda::CudaMemory;
 use multirail::{Region, Result};
 
 use super::content;
-use super::load::Load;
+use super::load::BenchLoad;
 
 /// Compares every byte of a target region. Returns the offset of the first wrong byte.
 ///
 /// The GPU compares its own memory, so that it sees the bytes as kernels after a transfer see them.
-pub fn first_mismatch(region: &Region, load: &Load) -> Result<Option<u64>> {
+pub fn first_mismatch(region: &Region, load: &BenchLoad) -> Result<Option<u64>> {
     match load.dst.is_gpu() {
         true => on_gpu(region, load),
         false => content::first_mismatch(region, load),
     }
 }
 
-fn on_gpu(region: &Region, load: &Load) -> Result<Option<u64>> {
+fn on_gpu(region: &Region, load: &BenchLoad) -> Result<Option<u64>> {
     let (address, owner) = (region.as_ptr() as u64, Arc::new(region.clone()));
     // SAFETY: the region keeps its memory.
     let memory = unsafe { CudaMemory::of_pointer(address, region.len(), owner) }?;
@@ -32,7 +32,7 @@ fn on_gpu(region: &Region, load: &Load) -> Result<Option<u64>> {
 mod tests {
     use multirail::{Access, ErrorKind, Fabric, FabricBuilder, TransportConfig};
 
-    use super::super::load::Kind;
+    use super::super::load::OpKind;
     use super::super::memory::BenchMemory;
     use super::*;
 
@@ -44,7 +44,8 @@ mod tests {
         let loads =
             [(1, 1), (1, 700), (13, 9), (4096, 33), ((64 << 10) + 5, 40), (1 << 20, 3), ((4 << 20) + 5, 5)];
         for (size, pages) in loads {
-            let load = Load { kind: Kind::Write, size, pages, inflight: 1, seed: 7, imm: 0, src: dst, dst };
+            let load =
+                BenchLoad { kind: OpKind::Write, size, pages, inflight: 1, seed: 7, imm: 0, src: dst, dst };
             let bytes = right(&fabric, &load);
             let region = dst.alloc(&fabric, load.total(), Access::LOCAL).unwrap();
             region.copy_in(0, &bytes).unwrap();
@@ -58,7 +59,7 @@ mod tests {
     }
 
     /// The expected bytes: the source pages in the target's order.
-    fn right(fabric: &Fabric, load: &Load) -> Vec<u8> {
+    fn right(fabric: &Fabric, load: &BenchLoad) -> Vec<u8> {
         let source = fabric.alloc(load.total(), Access::LOCAL).unwrap();
         content::fill(&source, load).unwrap();
         let size = load.size as usize;

@@ -3,8 +3,8 @@
 use crate::units::Size;
 
 use super::cores::allowed;
-use super::finding::{Check, Checked};
-use super::host::{Host, Unreadable};
+use super::finding::{Check, CheckResult};
+use super::host::{ExaminedHost, Unreadable};
 
 const MEMBERSHIP: &str = "/proc/self/cgroup";
 const MOUNT: &str = "/sys/fs/cgroup";
@@ -14,15 +14,15 @@ const NO_LIMIT: u64 = 1 << 60;
 const THREADS: u64 = 128;
 
 /// The directories of this process's group, from its own directory up to the mount.
-struct Group {
+struct Cgroup {
     /// True for control groups of version 1.
     is_v1: bool,
     directories: Vec<String>,
 }
 
-impl Group {
+impl Cgroup {
     /// The group of this process for `controller`, or `None` if the controller is not mounted.
-    fn of(host: &Host, controller: &str) -> Result<Option<Self>, Unreadable> {
+    fn of(host: &ExaminedHost, controller: &str) -> Result<Option<Self>, Unreadable> {
         let text = host.text(MEMBERSHIP)?.unwrap_or_default();
         let (mut v1, mut v2) = (None, None);
         for line in text.lines() {
@@ -56,8 +56,8 @@ impl Group {
 }
 
 /// Checks the smallest CPU limit of the group and its parents.
-pub fn time(check: Check, host: &Host) -> Checked {
-    let Some(group) = Group::of(host, "cpu")? else { return Ok(vec![absent(check, "cpu")]) };
+pub fn time(check: Check, host: &ExaminedHost) -> CheckResult {
+    let Some(group) = Cgroup::of(host, "cpu")? else { return Ok(vec![absent(check, "cpu")]) };
     let mut least = None::<(f64, &str)>;
     for directory in &group.directories {
         let share = match group.is_v1 {
@@ -99,8 +99,8 @@ fn share(text: &str) -> Option<Option<f64>> {
 }
 
 /// Checks how close the group is to its memory limit.
-pub fn memory(check: Check, host: &Host) -> Checked {
-    let Some(group) = Group::of(host, "memory")? else { return Ok(vec![absent(check, "memory")]) };
+pub fn memory(check: Check, host: &ExaminedHost) -> CheckResult {
+    let Some(group) = Cgroup::of(host, "memory")? else { return Ok(vec![absent(check, "memory")]) };
     let (limit, used, idle) = match group.is_v1 {
         true => ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
         false => ("memory.max", "memory.current", "inactive_file"),
@@ -132,8 +132,8 @@ pub fn memory(check: Check, host: &Host) -> Checked {
 }
 
 /// Checks how many more threads the group may start.
-pub fn threads(check: Check, host: &Host) -> Checked {
-    let Some(group) = Group::of(host, "pids")? else { return Ok(vec![absent(check, "pids")]) };
+pub fn threads(check: Check, host: &ExaminedHost) -> CheckResult {
+    let Some(group) = Cgroup::of(host, "pids")? else { return Ok(vec![absent(check, "pids")]) };
     let mut nearest = None::<(u64, u64, &str)>;
     for directory in &group.directories {
         let Some(limit) = host.parsed(&format!("{directory}/pids.max"), most)?.flatten() else { continue };

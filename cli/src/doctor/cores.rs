@@ -2,14 +2,14 @@
 
 use topology::Cpus;
 
-use super::finding::{Check, Checked};
-use super::host::{Host, Unreadable};
+use super::finding::{Check, CheckResult};
+use super::host::{ExaminedHost, Unreadable};
 
 const ONLINE: &str = "/sys/devices/system/cpu/online";
 const CARDS: &str = "/sys/class/infiniband";
 
 /// The CPUs that this process may use, or `None` if no file lists them.
-pub fn allowed(host: &Host) -> Result<Option<Cpus>, Unreadable> {
+pub fn allowed(host: &ExaminedHost) -> Result<Option<Cpus>, Unreadable> {
     let Some(text) = host.status("Cpus_allowed_list")? else { return Ok(None) };
     let malformed = || Unreadable::malformed("/proc/self/status", &format!("Cpus_allowed_list: {text}"));
     parse(&text).map(Some).ok_or_else(malformed)
@@ -20,7 +20,7 @@ fn parse(list: &str) -> Option<Cpus> {
 }
 
 /// Checks the number of cores, and whether the cores next to the cards are allowed.
-pub fn cores(check: Check, host: &Host) -> Checked {
+pub fn cores(check: Check, host: &ExaminedHost) -> CheckResult {
     let (Some(allowed), Some(online)) = (allowed(host)?, host.parsed(ONLINE, parse)?) else {
         return Ok(vec![check.skipped(format!("/proc/self/status or {ONLINE} is missing"))]);
     };

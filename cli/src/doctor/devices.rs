@@ -2,25 +2,25 @@
 
 use std::fs::OpenOptions;
 
-use super::finding::{Check, Checked, Finding, abbreviated};
-use super::host::{Host, Unreadable};
-use super::pci::Function;
+use super::finding::{Check, CheckResult, Finding, abbreviated};
+use super::host::{ExaminedHost, Unreadable};
+use super::pci::PciFunction;
 
 const CLASS: &str = "/sys/class/infiniband";
 const FILES: &str = "/dev/infiniband";
 
 /// Lists the cards with a kernel driver, and EFA cards without one.
-pub fn cards(check: Check, host: &Host) -> Checked {
+pub fn cards(check: Check, host: &ExaminedHost) -> CheckResult {
     let names = host.names(CLASS)?;
     if !names.is_empty() {
         return Ok(vec![check.ok(format!("{}: {}", names.len(), abbreviated(&names)))]);
     }
-    let is_efa = |function: &Function| {
+    let is_efa = |function: &PciFunction| {
         let numbers = u16::try_from(function.vendor).ok().zip(u16::try_from(function.device).ok());
         numbers.is_some_and(|(vendor, device)| topology::is_efa(vendor, device))
     };
     let idle: Vec<_> =
-        Function::all(host)?.into_iter().filter(is_efa).map(|function| function.address).collect();
+        PciFunction::all(host)?.into_iter().filter(is_efa).map(|function| function.address).collect();
     if idle.is_empty() {
         let why = format!("no RDMA device: {CLASS} is empty or missing");
         return Ok(vec![check.skipped(why)]);
@@ -31,7 +31,7 @@ pub fn cards(check: Check, host: &Host) -> Checked {
 }
 
 /// Lists the ports that are up.
-pub fn ports(check: Check, host: &Host) -> Checked {
+pub fn ports(check: Check, host: &ExaminedHost) -> CheckResult {
     let (mut active, mut others) = (Vec::new(), Vec::new());
     let names = host.names(CLASS)?;
     for card in &names {
@@ -58,7 +58,7 @@ pub fn ports(check: Check, host: &Host) -> Checked {
 }
 
 /// Returns whether a port is active, and its description.
-fn port(host: &Host, card: &str, number: &str) -> Result<(bool, String), Unreadable> {
+fn port(host: &ExaminedHost, card: &str, number: &str) -> Result<(bool, String), Unreadable> {
     let of = |file: &str| format!("{CLASS}/{card}/ports/{number}/{file}");
     let word = |text: &str| Some(text.split_once(':')?.1.trim().to_owned());
     let state = host.parsed(&of("state"), word)?.unwrap_or_else(|| "in an unknown state".to_owned());
@@ -73,7 +73,7 @@ fn down(check: Check, value: String) -> Finding {
 }
 
 /// Checks whether this user may open the cards.
-pub fn uverbs(check: Check, host: &Host) -> Checked {
+pub fn uverbs(check: Check, host: &ExaminedHost) -> CheckResult {
     let cards = host.names(CLASS)?.len();
     let files: Vec<_> = host.names(FILES)?.into_iter().filter(|name| name.starts_with("uverbs")).collect();
     if files.is_empty() && cards == 0 {
@@ -122,7 +122,7 @@ mod tests {
     use super::super::host::fake::Fake;
     use super::*;
 
-    fn levels(found: &Checked) -> Vec<Level> {
+    fn levels(found: &CheckResult) -> Vec<Level> {
         found.as_ref().expect("readable").iter().map(|finding| finding.level).collect()
     }
 

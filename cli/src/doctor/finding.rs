@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::host::Unreadable;
 
 /// The result of a check: its findings, or the file that it could not read.
-pub type Checked = Result<Vec<Finding>, Unreadable>;
+pub type CheckResult = Result<Vec<Finding>, Unreadable>;
 
 /// The level of a finding. The worst level decides the exit code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]

@@ -1,9 +1,9 @@
 //! GPUs: their driver, libcuda, and the two ways to register their memory with a card.
 
-use super::finding::{Check, Checked, Finding, abbreviated};
-use super::host::{Host, Unreadable};
+use super::finding::{Check, CheckResult, Finding, abbreviated};
+use super::host::{ExaminedHost, Unreadable};
 use super::kernel;
-use super::pci::Function;
+use super::pci::PciFunction;
 
 const VERSION: &str = "/proc/driver/nvidia/version";
 const CUDA: &str = "libcuda.so.1";
@@ -28,7 +28,7 @@ struct Driver {
 }
 
 impl Driver {
-    fn read(host: &Host) -> Result<Option<Self>, Unreadable> {
+    fn read(host: &ExaminedHost) -> Result<Option<Self>, Unreadable> {
         host.parsed(VERSION, |text| {
             let line = text.lines().next()?;
             let is_number =
@@ -45,12 +45,12 @@ impl Driver {
 }
 
 /// Checks whether the GPUs have their driver.
-pub fn driver(check: Check, host: &Host) -> Checked {
+pub fn driver(check: Check, host: &ExaminedHost) -> CheckResult {
     if let Some(driver) = Driver::read(host)? {
         return Ok(vec![check.ok(driver.description())]);
     }
-    let is_gpu = |function: &Function| function.vendor == NVIDIA && function.class >> 16 == DISPLAY;
-    let idle: Vec<_> = Function::all(host)?.into_iter().filter(is_gpu).map(|gpu| gpu.address).collect();
+    let is_gpu = |function: &PciFunction| function.vendor == NVIDIA && function.class >> 16 == DISPLAY;
+    let idle: Vec<_> = PciFunction::all(host)?.into_iter().filter(is_gpu).map(|gpu| gpu.address).collect();
     match (idle.is_empty(), host.has_gpu()) {
         (true, false) => Ok(vec![check.skipped(NO_GPU)]),
         (true, true) => Ok(vec![check.warning(
@@ -67,7 +67,7 @@ pub fn driver(check: Check, host: &Host) -> Checked {
 }
 
 /// Checks whether CUDA's library is present. The check does not open it.
-pub fn libcuda(check: Check, host: &Host) -> Checked {
+pub fn libcuda(check: Check, host: &ExaminedHost) -> CheckResult {
     let found = find_cuda(host)?;
     Ok(vec![match (found, host.has_gpu()) {
         (Some(path), true) => check.ok(path),
@@ -81,7 +81,7 @@ pub fn libcuda(check: Check, host: &Host) -> Checked {
     }])
 }
 
-fn find_cuda(host: &Host) -> Result<Option<String>, Unreadable> {
+fn find_cuda(host: &ExaminedHost) -> Result<Option<String>, Unreadable> {
     let named = std::env::var("LD_LIBRARY_PATH").unwrap_or_default();
     let named = named.split(':').filter(|directory| directory.starts_with('/'));
     let mut beside = named.chain(DIRECTORIES).map(|directory| format!("{directory}/{CUDA}"));
@@ -97,12 +97,12 @@ fn find_cuda(host: &Host) -> Result<Option<String>, Unreadable> {
 }
 
 /// Checks whether GPU memory can be registered as a DMA-BUF.
-pub fn dma_buf(check: Check, host: &Host) -> Checked {
-    Ok(vec![match DmaBuf::of(host)? {
-        DmaBuf::NoGpu => check.skipped(NO_GPU),
-        DmaBuf::Possible(description) => check.ok(description),
-        DmaBuf::Impossible(why) if !host.has_cards() => without_card(check, &why),
-        DmaBuf::Impossible(why) => check.warning(
+pub fn dma_buf(check: Check, host: &ExaminedHost) -> CheckResult {
+    Ok(vec![match DmaBufSupport::of(host)? {
+        DmaBufSupport::NoGpu => check.skipped(NO_GPU),
+        DmaBufSupport::Possible(description) => check.ok(description),
+        DmaBufSupport::Impossible(why) if !host.has_cards() => without_card(check, &why),
+        DmaBufSupport::Impossible(why) => check.warning(
             why,
             "GPU memory can be registered with nvidia_peermem only",
             "use Linux 5.12 or later, and the open kernel modules of driver 515 or later",
@@ -111,16 +111,16 @@ pub fn dma_buf(check: Check, host: &Host) -> Checked {
 }
 
 /// Checks whether GPU memory can be registered by its address.
-pub fn peermem(check: Check, host: &Host) -> Checked {
-    let other = match DmaBuf::of(host)? {
-        DmaBuf::NoGpu => return Ok(vec![check.skipped(NO_GPU)]),
+pub fn peermem(check: Check, host: &ExaminedHost) -> CheckResult {
+    let other = match DmaBufSupport::of(host)? {
+        DmaBufSupport::NoGpu => return Ok(vec![check.skipped(NO_GPU)]),
         other => other,
     };
     if host.has("/sys/module/nvidia_peermem") {
         return Ok(vec![check.ok("nvidia_peermem is loaded")]);
     }
     Ok(vec![match other {
-        DmaBuf::Possible(_) => check.ok("nvidia_peermem is not loaded and not needed: DMA-BUF works"),
+        DmaBufSupport::Possible(_) => check.ok("nvidia_peermem is not loaded and not needed: DMA-BUF works"),
         _ if !host.has_cards() => without_card(check, "nvidia_peermem is not loaded"),
         _ => check.problem(
             "nvidia_peermem is not loaded, and DMA-BUF does not work",
@@ -135,14 +135,14 @@ fn without_card(check: Check, why: &str) -> Finding {
 }
 
 /// Whether GPU memory can be registered by a DMA-BUF file descriptor.
-enum DmaBuf {
+enum DmaBufSupport {
     NoGpu,
     Possible(String),
     Impossible(String),
 }
 
-impl DmaBuf {
-    fn of(host: &Host) -> Result<Self, Unreadable> {
+impl DmaBufSupport {
+    fn of(host: &ExaminedHost) -> Result<Self, Unreadable> {
         let Some(driver) = Driver::read(host)? else {
             return Ok(match host.has_gpu() {
                 true => Self::Impossible("the driver's version is unknown".to_owned()),
@@ -174,11 +174,11 @@ pub struct GpuRegistration {
 
 impl GpuRegistration {
     /// The ways of a host.
-    pub fn of(host: &Host) -> Self {
-        let dma_buf = match DmaBuf::of(host) {
-            Ok(DmaBuf::Possible(description)) => Ok(description),
-            Ok(DmaBuf::Impossible(why)) => Err(why),
-            Ok(DmaBuf::NoGpu) => Err(NO_GPU.to_owned()),
+    pub fn of(host: &ExaminedHost) -> Self {
+        let dma_buf = match DmaBufSupport::of(host) {
+            Ok(DmaBufSupport::Possible(description)) => Ok(description),
+            Ok(DmaBufSupport::Impossible(why)) => Err(why),
+            Ok(DmaBufSupport::NoGpu) => Err(NO_GPU.to_owned()),
             Err(file) => Err(file.to_string()),
         };
         let peermem = match host.has("/sys/module/nvidia_peermem") {
@@ -204,7 +204,7 @@ mod tests {
         Fake::new(&[(VERSION, driver), ("/proc/sys/kernel/osrelease", kernel)])
     }
 
-    fn level(check: fn(Check, &Host) -> Checked, fake: &Fake) -> Level {
+    fn level(check: fn(Check, &ExaminedHost) -> CheckResult, fake: &Fake) -> Level {
         check(Check("it"), fake).expect("readable")[0].level
     }
 

@@ -20,7 +20,7 @@ pub const CAP_SYS_PTRACE: u32 = 19;
 pub const AMAZON: u32 = 0x1d0f;
 
 /// The host that the checks examine.
-pub struct Host {
+pub struct ExaminedHost {
     root: PathBuf,
     pub limits: Limits,
 }
@@ -51,7 +51,7 @@ impl fmt::Display for Unreadable {
     }
 }
 
-impl Host {
+impl ExaminedHost {
     /// This host.
     pub fn here() -> Self {
         Self { root: PathBuf::from("/"), limits: Limits::of_this_process() }
@@ -192,20 +192,20 @@ pub mod fake {
 
     /// A host with a few files. Dropping it removes them.
     pub struct Fake {
-        host: Host,
+        host: ExaminedHost,
         root: tempfile::TempDir,
     }
 
     impl Deref for Fake {
-        type Target = Host;
+        type Target = ExaminedHost;
 
-        fn deref(&self) -> &Host {
+        fn deref(&self) -> &ExaminedHost {
             &self.host
         }
     }
 
     impl DerefMut for Fake {
-        fn deref_mut(&mut self) -> &mut Host {
+        fn deref_mut(&mut self) -> &mut ExaminedHost {
             &mut self.host
         }
     }
@@ -214,7 +214,7 @@ pub mod fake {
         /// A host with these files.
         pub fn new(files: &[(&str, &str)]) -> Self {
             let root = tempfile::tempdir().expect("a directory");
-            let host = Host { root: root.path().to_owned(), limits: Limits::default() };
+            let host = ExaminedHost { root: root.path().to_owned(), limits: Limits::default() };
             files
                 .iter()
                 .fold(Self { host, root }, |fake, (path, content)| fake.with(path, content.as_bytes()))

@@ -1,7 +1,8 @@
-//! The kernel: its version, and whether processes may access each other's memory.
+//! The kernel: its version, whether processes may access each other's memory, and whether the IOMMU translates the
+//! addresses of cards and GPUs.
 
-use super::finding::{Check, Checked};
-use super::host::{CAP_SYS_PTRACE, Host, Unreadable};
+use super::finding::{Check, CheckResult};
+use super::host::{CAP_SYS_PTRACE, ExaminedHost, Unreadable};
 
 /// The first kernel with DMA-BUF registration (`ibv_reg_dmabuf_mr`).
 pub const DMA_BUF: (u32, u32) = (5, 12);
@@ -12,9 +13,10 @@ const P2PMEM: (u32, u32) = (6, 2);
 
 const RELEASE: &str = "/proc/sys/kernel/osrelease";
 const YAMA: &str = "/proc/sys/kernel/yama/ptrace_scope";
+const IOMMU_GROUPS: &str = "/sys/kernel/iommu_groups";
 
 /// The major and minor version, or `None` if the file does not exist.
-pub fn version(host: &Host) -> Result<Option<(u32, u32)>, Unreadable> {
+pub fn version(host: &ExaminedHost) -> Result<Option<(u32, u32)>, Unreadable> {
     host.parsed(RELEASE, |text| {
         let mut numbers = text.split(|c: char| !c.is_ascii_digit());
         Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
@@ -27,7 +29,7 @@ pub fn description(version: Option<(u32, u32)>) -> String {
 }
 
 /// Checks for features that need a newer kernel.
-pub fn age(check: Check, host: &Host) -> Checked {
+pub fn age(check: Check, host: &ExaminedHost) -> CheckResult {
     let Some(version) = version(host)? else {
         return Ok(vec![check.skipped(format!("{RELEASE} is missing"))]);
     };
@@ -49,7 +51,7 @@ pub fn age(check: Check, host: &Host) -> Checked {
 }
 
 /// Checks whether Yama keeps processes from accessing each other's memory.
-pub fn yama(check: Check, host: &Host) -> Checked {
+pub fn yama(check: Check, host: &ExaminedHost) -> CheckResult {
     let Some(scope) = host.number(YAMA)? else {
         return Ok(vec![check.ok("this kernel has no Yama")]);
     };
@@ -72,6 +74,34 @@ pub fn yama(check: Check, host: &Host) -> Checked {
         ),
         _ => check.warning(value, cost, format!("boot with kernel.yama.ptrace_scope=1, or {staging}")),
     }])
+}
+
+/// Checks whether the IOMMU translates the addresses of cards and GPUs.
+pub fn iommu(check: Check, host: &ExaminedHost) -> CheckResult {
+    let groups = host.names(IOMMU_GROUPS)?;
+    let command = host.text("/proc/cmdline")?.unwrap_or_default();
+    let passes = command.split_whitespace().any(|word| word == "iommu=pt" || word == "iommu.passthrough=1");
+    if groups.is_empty() {
+        let value = match host.names("/sys/class/iommu")?.is_empty() {
+            true => "off, or hidden from this machine",
+            false => "present without a group: it translates nothing",
+        };
+        return Ok(vec![check.ok(value)]);
+    }
+    let mut translated = 0;
+    for group in &groups {
+        // Kernels before 5.11 have no type per group.
+        let kind = host.text(&format!("{IOMMU_GROUPS}/{group}/type"))?;
+        translated += usize::from(kind.map_or(!passes, |kind| kind.trim() != "identity"));
+    }
+    let value = format!("the IOMMU translates for {translated} of {} groups", groups.len());
+    if translated == 0 || !(host.has_hardware() || host.has_gpu()) {
+        return Ok(vec![check.ok(value)]);
+    }
+    let cost = "each access of a card or GPU is translated, peer-to-peer traffic goes through the root complex, and \
+                registering takes longer";
+    let remedy = "boot with iommu=pt (Intel: intel_iommu=on iommu=pt; ARM: iommu.passthrough=1)";
+    Ok(vec![check.warning(value, cost, remedy)])
 }
 
 #[cfg(test)]
@@ -115,5 +145,23 @@ mod tests {
         assert_eq!((level("2", ptrace), level("3", ptrace)), (Ok(Level::Ok), Ok(Level::Warning)));
         assert!(level("strict", none).unwrap_err().to_string().contains(YAMA));
         assert_eq!(yama(Check("it"), &Fake::new(&[])).unwrap()[0].level, Level::Ok);
+    }
+
+    fn level_of_iommu(files: &[(&str, &str)]) -> Level {
+        iommu(Check("it"), &Fake::new(files).card("mlx5_0")).expect("readable")[0].level
+    }
+
+    #[test]
+    fn translation_costs_and_passing_through_does_not() {
+        let kind = |kind| ("/sys/kernel/iommu_groups/0/type", kind);
+        let group = ("/sys/kernel/iommu_groups/0/devices/0000:00:01.0", "");
+        assert_eq!(level_of_iommu(&[]), Level::Ok);
+        assert_eq!(level_of_iommu(&[("/sys/class/iommu/dmar0", "")]), Level::Ok);
+        assert_eq!(level_of_iommu(&[kind("identity\n")]), Level::Ok);
+        assert_eq!(level_of_iommu(&[kind("DMA-FQ\n"), ("/proc/cmdline", "iommu=pt")]), Level::Warning);
+        assert_eq!(level_of_iommu(&[group, ("/proc/cmdline", "quiet iommu=pt\n")]), Level::Ok);
+        assert_eq!(level_of_iommu(&[group, ("/proc/cmdline", "quiet\n")]), Level::Warning);
+        let bare = Fake::new(&[kind("DMA\n")]);
+        assert_eq!(iommu(Check("it"), &bare).unwrap()[0].level, Level::Ok);
     }
 }

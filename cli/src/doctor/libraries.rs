@@ -5,11 +5,16 @@ use std::collections::BTreeMap;
 use multirail::spi::Probe;
 use multirail::{BackendChoice, Registry};
 
-use super::finding::{Check, Checked, Finding, Level};
-use super::host::Host;
+use super::finding::{Check, CheckResult, Finding, Level};
+use super::host::ExaminedHost;
 
 /// Checks the backends. A requested backend must be available.
-pub fn backends(check: Check, host: &Host, registry: &Registry, choice: &BackendChoice) -> Vec<Finding> {
+pub fn backends(
+    check: Check,
+    host: &ExaminedHost,
+    registry: &Registry,
+    choice: &BackendChoice,
+) -> Vec<Finding> {
     let asked = match choice {
         BackendChoice::Named(name) => Some(name.as_str()),
         BackendChoice::Auto => None,
@@ -26,7 +31,12 @@ pub fn backends(check: Check, host: &Host, registry: &Registry, choice: &Backend
     probe_findings(check, host, asked.is_some(), &probes)
 }
 
-fn probe_findings(check: Check, host: &Host, is_asked: bool, probes: &[(&str, Probe)]) -> Vec<Finding> {
+fn probe_findings(
+    check: Check,
+    host: &ExaminedHost,
+    is_asked: bool,
+    probes: &[(&str, Probe)],
+) -> Vec<Finding> {
     let found = probes.iter().map(|(name, probe)| match probe {
         Ok(devices) => check.ok(format!("{name}: {} devices", devices.len())),
         Err(why) => {
@@ -41,7 +51,7 @@ fn probe_findings(check: Check, host: &Host, is_asked: bool, probes: &[(&str, Pr
 }
 
 /// A library: opened with a version that may be unknown, or the reason why it cannot be opened.
-pub struct Library {
+pub struct LibraryReport {
     /// The start of its file names.
     pub stem: &'static str,
     /// The backend that needs the library.
@@ -50,7 +60,7 @@ pub struct Library {
     pub remedy: &'static str,
 }
 
-impl Library {
+impl LibraryReport {
     /// The libraries of this process. They are opened now if they were not open before.
     pub fn all() -> [Self; 2] {
         let fabric = backend_efa::libfabric_version().map(|(major, minor)| Some(format!("{major}.{minor}")));
@@ -73,7 +83,12 @@ impl Library {
 }
 
 /// Checks that each library opens, and that the process has only one file of each.
-pub fn libraries(check: Check, host: &Host, choice: &BackendChoice, libraries: &[Library]) -> Checked {
+pub fn libraries(
+    check: Check,
+    host: &ExaminedHost,
+    choice: &BackendChoice,
+    libraries: &[LibraryReport],
+) -> CheckResult {
     let maps = host.text("/proc/self/maps")?.unwrap_or_default();
     let mut found = Vec::new();
     for library in libraries {
@@ -101,7 +116,13 @@ pub fn libraries(check: Check, host: &Host, choice: &BackendChoice, libraries: &
 }
 
 /// The finding for a library that does not open. Its level depends on how much the library is needed.
-fn missing(check: Check, host: &Host, choice: &BackendChoice, library: &Library, why: &str) -> Finding {
+fn missing(
+    check: Check,
+    host: &ExaminedHost,
+    choice: &BackendChoice,
+    library: &LibraryReport,
+    why: &str,
+) -> Finding {
     let level = match choice {
         BackendChoice::Named(name) if name == library.backend => Level::Problem,
         BackendChoice::Named(_) => return check.skipped(format!("{why}; another backend is requested")),
@@ -147,8 +168,8 @@ mod tests {
 7f03-7f04 rw-p 00000000 00:00 0 [heap]
 ";
 
-    fn library(opened: Result<Option<String>, String>) -> Library {
-        Library { stem: "libibverbs.so", backend: "verbs", opened, remedy: "install it" }
+    fn library(opened: Result<Option<String>, String>) -> LibraryReport {
+        LibraryReport { stem: "libibverbs.so", backend: "verbs", opened, remedy: "install it" }
     }
 
     #[test]

@@ -4,8 +4,8 @@ use rustix::process::{Resource, getrlimit};
 
 use crate::units::Size;
 
-use super::finding::{Check, Checked, Level};
-use super::host::{CAP_IPC_LOCK, Host};
+use super::finding::{Check, CheckResult, Level};
+use super::host::{CAP_IPC_LOCK, ExaminedHost};
 
 /// Below this limit of locked memory, the queues of some cards and one useful buffer do not fit.
 const LITTLE: u64 = 64 << 20;
@@ -20,16 +20,16 @@ const FEW_BESIDE_CARDS: u64 = 4096;
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Limits {
     /// RLIMIT_MEMLOCK, in bytes.
-    pub memlock: Limit,
+    pub memlock: ResourceLimit,
     /// RLIMIT_NOFILE.
-    pub files: Limit,
+    pub files: ResourceLimit,
     /// /dev/shm, if it exists.
     pub shm: Option<Space>,
 }
 
 /// A limit; `None` means no limit.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Limit {
+pub struct ResourceLimit {
     pub soft: Option<u64>,
     pub hard: Option<u64>,
 }
@@ -46,7 +46,7 @@ impl Limits {
     pub fn of_this_process() -> Self {
         let limit = |resource| {
             let limit = getrlimit(resource);
-            Limit { soft: limit.current, hard: limit.maximum }
+            ResourceLimit { soft: limit.current, hard: limit.maximum }
         };
         let shm = rustix::fs::statvfs("/dev/shm").ok().map(|space| Space {
             size: space.f_blocks.saturating_mul(space.f_frsize),
@@ -57,8 +57,8 @@ impl Limits {
 }
 
 /// Checks how much memory can be registered with a card.
-pub fn memlock(check: Check, host: &Host) -> Checked {
-    let Limit { soft, hard } = host.limits.memlock;
+pub fn memlock(check: Check, host: &ExaminedHost) -> CheckResult {
+    let ResourceLimit { soft, hard } = host.limits.memlock;
     let Some(soft) = soft else { return Ok(vec![check.ok("unlimited")]) };
     let hard_words = hard.map_or("unlimited".to_owned(), |bytes| Size(bytes).to_string());
     let value = format!("soft {}, hard {hard_words}", Size(soft));
@@ -89,8 +89,8 @@ pub fn memlock(check: Check, host: &Host) -> Checked {
 }
 
 /// Checks how many files may be open.
-pub fn files(check: Check, host: &Host) -> Checked {
-    let Limit { soft, hard } = host.limits.files;
+pub fn files(check: Check, host: &ExaminedHost) -> CheckResult {
+    let ResourceLimit { soft, hard } = host.limits.files;
     let Some(soft) = soft else { return Ok(vec![check.ok("unlimited")]) };
     let hard_words = hard.map_or("unlimited".to_owned(), |files| files.to_string());
     let value = format!("soft {soft}, hard {hard_words}");
@@ -111,7 +111,7 @@ pub fn files(check: Check, host: &Host) -> Checked {
 }
 
 /// Checks the free space of /dev/shm.
-pub fn shm(check: Check, host: &Host) -> Checked {
+pub fn shm(check: Check, host: &ExaminedHost) -> CheckResult {
     let cost = "libfabric shares memory between processes there, so its provider shm fails; loopback does not need it";
     let Some(space) = host.limits.shm else {
         return Ok(vec![check.warning("/dev/shm is missing", cost, "mount a tmpfs there")]);
@@ -132,13 +132,13 @@ mod tests {
 
     const KIB: u64 = 1 << 10;
 
-    fn level(fake: &mut Fake, limits: Limits, check: fn(Check, &Host) -> Checked) -> Level {
+    fn level(fake: &mut Fake, limits: Limits, check: fn(Check, &ExaminedHost) -> CheckResult) -> Level {
         fake.limits = limits;
         check(Check("it"), fake).expect("readable")[0].level
     }
 
     fn memlocked(soft: u64) -> Limits {
-        Limits { memlock: Limit { soft: Some(soft), hard: Some(soft) }, ..Limits::default() }
+        Limits { memlock: ResourceLimit { soft: Some(soft), hard: Some(soft) }, ..Limits::default() }
     }
 
     #[test]
@@ -170,7 +170,7 @@ mod tests {
     fn the_remedy_is_one_that_the_hard_limit_allows() {
         let mut host = Fake::new(&[]).card("mlx5_0");
         let mut remedy = |hard| {
-            host.limits.memlock = Limit { soft: Some(64 * KIB), hard };
+            host.limits.memlock = ResourceLimit { soft: Some(64 * KIB), hard };
             memlock(Check("memlock"), &host).unwrap().remove(0).remedy.unwrap()
         };
         assert!(remedy(None).contains("ulimit -l unlimited"));
@@ -180,8 +180,10 @@ mod tests {
     #[test]
     fn files_and_shared_memory() {
         let (mut bare, mut carded) = (Fake::new(&[]), Fake::new(&[]).card("mlx5_0"));
-        let open =
-            |soft| Limits { files: Limit { soft: Some(soft), hard: Some(1 << 20) }, ..Limits::default() };
+        let open = |soft| Limits {
+            files: ResourceLimit { soft: Some(soft), hard: Some(1 << 20) },
+            ..Limits::default()
+        };
         assert_eq!(level(&mut bare, open(1023), files), Level::Warning);
         assert_eq!(level(&mut bare, open(1024), files), Level::Ok);
         assert_eq!(level(&mut carded, open(1024), files), Level::Warning);

@@ -6,7 +6,6 @@ mod devices;
 mod finding;
 mod gpu;
 mod host;
-mod iommu;
 mod kernel;
 mod libraries;
 mod limits;
@@ -18,14 +17,14 @@ use std::process::ExitCode;
 
 use multirail::{BackendChoice, Registry};
 
-use super::failure::{CommandResult, Failure};
-use super::table::Table;
+use super::failure::{CommandFailure, CommandResult};
+use super::output::TextTable;
 use super::{Common, output};
-use finding::{Check, Checked, Finding, Level, worst};
-use host::Host;
+use finding::{Check, CheckResult, Finding, Level, worst};
+use host::ExaminedHost;
 
 pub use gpu::GpuRegistration;
-use libraries::Library;
+use libraries::LibraryReport;
 
 /// The exit codes, for `--help`.
 const EXIT: &str = "Exit code: 0 if nothing needs to be fixed, 1 if the worst finding is a warning, 2 if it is a \
@@ -40,7 +39,7 @@ pub struct DoctorArguments {
 }
 
 /// A check of files and limits.
-type CheckFn = fn(Check, &Host) -> Checked;
+type CheckFn = fn(Check, &ExaminedHost) -> CheckResult;
 
 /// The checks in the order of the report. Backends, libraries and the peer come after them.
 const CHECKS: [(&str, CheckFn); 20] = [
@@ -55,7 +54,7 @@ const CHECKS: [(&str, CheckFn); 20] = [
     ("huge pages", pages::huge),
     ("transparent huge pages", pages::transparent),
     ("ptrace", kernel::yama),
-    ("iommu", iommu::mode),
+    ("iommu", kernel::iommu),
     ("acs", pci::acs),
     ("rdma devices", devices::cards),
     ("ports", devices::ports),
@@ -68,14 +67,14 @@ const CHECKS: [(&str, CheckFn); 20] = [
 
 /// The ways to register GPU memory with a card on this host.
 pub fn gpu_registration() -> GpuRegistration {
-    GpuRegistration::of(&Host::here())
+    GpuRegistration::of(&ExaminedHost::here())
 }
 
 /// Runs the checks and prints the findings. The worst level is the exit code.
 pub fn run(common: &Common, arguments: &DoctorArguments) -> ExitCode {
     let done = examine(common, arguments).and_then(|findings| match print(common, &findings) {
         // The user may still need the exit code after the reader of the output is gone.
-        Ok(()) | Err(Failure::ClosedPipe) => Ok(worst(&findings)),
+        Ok(()) | Err(CommandFailure::ClosedPipe) => Ok(worst(&findings)),
         Err(failure) => Err(failure),
     });
     match done {
@@ -91,7 +90,7 @@ fn examine(common: &Common, arguments: &DoctorArguments) -> CommandResult<Vec<Fi
     common.check_security()?;
     let (registry, choice) = (common.registry()?, common.choice()?);
     let mut found = match cfg!(target_os = "linux") {
-        true => of_host(&Host::here(), &registry, &choice),
+        true => of_host(&ExaminedHost::here(), &registry, &choice),
         false => vec![Check("host").skipped("the checks read /proc and /sys, which exist on Linux only")],
     };
     if let (BackendChoice::Auto, Err(failure)) = (&choice, common.require_requested(&registry)) {
@@ -103,19 +102,19 @@ fn examine(common: &Common, arguments: &DoctorArguments) -> CommandResult<Vec<Fi
     Ok(found)
 }
 
-fn of_host(host: &Host, registry: &Registry, choice: &BackendChoice) -> Vec<Finding> {
+fn of_host(host: &ExaminedHost, registry: &Registry, choice: &BackendChoice) -> Vec<Finding> {
     let checks = CHECKS.into_iter().map(|(name, run)| (Check(name), run));
     let mut found: Vec<_> =
         checks.flat_map(|(check, run)| with_unreadable(check, run(check, host))).collect();
     // Probing opens the libraries and their dependencies, so the process's maps are read after it.
     found.extend(libraries::backends(Check("backends"), host, registry, choice));
     let check = Check("libraries");
-    found.extend(with_unreadable(check, libraries::libraries(check, host, choice, &Library::all())));
+    found.extend(with_unreadable(check, libraries::libraries(check, host, choice, &LibraryReport::all())));
     found
 }
 
 /// Turns a file that could not be read into a finding.
-fn with_unreadable(check: Check, checked: Checked) -> Vec<Finding> {
+fn with_unreadable(check: Check, checked: CheckResult) -> Vec<Finding> {
     checked.unwrap_or_else(|file| vec![check.unreadable(&file)])
 }
 
@@ -123,7 +122,7 @@ fn print(common: &Common, findings: &[Finding]) -> CommandResult {
     if common.json {
         return findings.iter().try_for_each(output::json);
     }
-    let mut table = Table::named_by(2).text("check").text("level").text("found").text("cost").text("fix");
+    let mut table = TextTable::named_by(2).text("check").text("level").text("found").text("cost").text("fix");
     findings.iter().for_each(|finding| table.row(cells(finding)));
     table.print()?;
     output::line(&summary(findings))

@@ -1,13 +1,13 @@
 //! Huge pages: reserved ones, and transparent ones.
 
-use super::finding::{Check, Checked};
-use super::host::Host;
+use super::finding::{Check, CheckResult};
+use super::host::ExaminedHost;
 
 const HUGE: &str = "/sys/kernel/mm/hugepages";
 const TRANSPARENT: &str = "/sys/kernel/mm/transparent_hugepage/enabled";
 
 /// Checks the reserved huge pages.
-pub fn huge(check: Check, host: &Host) -> Checked {
+pub fn huge(check: Check, host: &ExaminedHost) -> CheckResult {
     let (mut values, mut any_free, mut reserved) = (Vec::new(), false, false);
     for name in host.names(HUGE)? {
         let Some(size) = name.strip_prefix("hugepages-") else { continue };
@@ -35,7 +35,7 @@ pub fn huge(check: Check, host: &Host) -> Checked {
 }
 
 /// Checks transparent huge pages.
-pub fn transparent(check: Check, host: &Host) -> Checked {
+pub fn transparent(check: Check, host: &ExaminedHost) -> CheckResult {
     let chosen = |text: &str| Some(text.split_once('[')?.1.split_once(']')?.0.to_owned());
     let Some(chosen) = host.parsed(TRANSPARENT, chosen)? else {
         return Ok(vec![check.skipped("this kernel has no huge pages")]);

@@ -2,13 +2,13 @@
 
 use topology::acs::redirects;
 
-use super::finding::{Check, Checked, abbreviated};
-use super::host::{Host, Unreadable, hex};
+use super::finding::{Check, CheckResult, abbreviated};
+use super::host::{ExaminedHost, Unreadable, hex};
 
 const DEVICES: &str = "/sys/bus/pci/devices";
 
 /// A PCI function.
-pub struct Function {
+pub struct PciFunction {
     /// The address, such as `0000:00:1e.0`.
     pub address: String,
     pub vendor: u32,
@@ -17,9 +17,9 @@ pub struct Function {
     pub class: u32,
 }
 
-impl Function {
+impl PciFunction {
     /// All functions of the host.
-    pub fn all(host: &Host) -> Result<Vec<Self>, Unreadable> {
+    pub fn all(host: &ExaminedHost) -> Result<Vec<Self>, Unreadable> {
         let of = |address: String| {
             let field = |name| host.parsed(&format!("{DEVICES}/{address}/{name}"), hex);
             let (vendor, device, class) = (field("vendor")?, field("device")?, field("class")?);
@@ -36,9 +36,9 @@ impl Function {
 }
 
 /// Checks whether bridges redirect peer-to-peer traffic of their devices.
-pub fn acs(check: Check, host: &Host) -> Checked {
+pub fn acs(check: Check, host: &ExaminedHost) -> CheckResult {
     let (mut redirecting, mut hidden, mut bridges) = (Vec::new(), 0, 0);
-    for bridge in Function::all(host)?.into_iter().filter(Function::is_bridge) {
+    for bridge in PciFunction::all(host)?.into_iter().filter(PciFunction::is_bridge) {
         bridges += 1;
         let path = format!("{DEVICES}/{}/config", bridge.address);
         let config = host.bytes(&path)?.unwrap_or_default();

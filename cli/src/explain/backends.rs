@@ -7,27 +7,27 @@ use multirail::{BackendChoice, GroupLocation, TransportInfo};
 use super::super::Common;
 use super::super::failure::CommandResult;
 use super::super::units::Size;
-use super::{Choice, Group};
+use super::{Choice, GroupDescription};
 
 const BACKEND: &str = "backend";
 const REQUESTS: &str = "requests";
 
 /// The backends of this host.
 #[derive(Default)]
-pub struct Found {
+pub struct AvailableBackends {
     /// Each backend, and the reason why it would be used or not.
     rows: Vec<(String, Result<String, String>)>,
     /// The rail groups of the first backend with cards, after it was opened.
-    pub groups: Vec<Group>,
+    pub groups: Vec<GroupDescription>,
     /// The backend with cards, its bytes of a piece, and its largest request.
     pieces: Option<(String, u64, u64)>,
 }
 
 /// Probes every backend, and opens the first one with cards.
-pub fn found(common: &Common) -> CommandResult<Found> {
+pub fn found(common: &Common) -> CommandResult<AvailableBackends> {
     let (registry, choice) = (common.registry()?, common.choice()?);
     common.require_requested(&registry)?;
-    let mut found = Found::default();
+    let mut found = AvailableBackends::default();
     for row in registry.rows() {
         let name = row.name.to_owned();
         if let BackendChoice::Named(asked) = &choice
@@ -59,10 +59,10 @@ pub fn found(common: &Common) -> CommandResult<Found> {
     Ok(found)
 }
 
-fn groups(transport: &TransportInfo) -> Vec<Group> {
+fn groups(transport: &TransportInfo) -> Vec<GroupDescription> {
     let group = |(rails, location): (&Range<usize>, &GroupLocation)| {
         let devices = &transport.devices[rails.clone()];
-        Group {
+        GroupDescription {
             rails: devices.iter().map(|device| device.name.clone()).collect(),
             gpus: location.gpus.clone(),
             cards: devices.iter().filter_map(|device| device.address).collect(),
@@ -76,7 +76,7 @@ fn groups(transport: &TransportInfo) -> Vec<Group> {
 }
 
 /// The decisions about backends, and how a write of `size` uses this many rails.
-pub fn choices(found: &Found, is_here: bool, size: Size, rails: usize) -> Vec<Choice> {
+pub fn choices(found: &AvailableBackends, is_here: bool, size: Size, rails: usize) -> Vec<Choice> {
     if !is_here {
         let why = "a description does not list libraries and devices: run the command on that machine";
         return vec![Choice::left(BACKEND, "any", why)];

@@ -7,12 +7,12 @@ use multirail::MachineSource;
 use serde::Serialize;
 use topology::{Address, Distance, Function, Kind, Machine, RailGroup};
 
+use super::Common;
 use super::doctor::{GpuRegistration, gpu_registration};
-use super::failure::{CommandResult, Failure, printable};
-use super::table::{self, Table};
+use super::failure::{CommandFailure, CommandResult, printable};
+use super::output::{self, TextTable};
 use super::topo::label;
 use super::units::Size;
-use super::{Common, output};
 
 #[derive(clap::Args)]
 pub struct ExplainArguments {
@@ -69,7 +69,7 @@ impl Memory<'_> {
     }
 
     /// Returns true if a rail group serves this memory.
-    fn is_served_by(&self, group: &Group) -> bool {
+    fn is_served_by(&self, group: &GroupDescription) -> bool {
         match self {
             Self::Gpu(_, gpu) => group.gpus.contains(&gpu.address),
             Self::Host(node) => node.is_none() || group.node == *node,
@@ -78,7 +78,7 @@ impl Memory<'_> {
 }
 
 /// A rail group of an open fabric, or of a described machine.
-struct Group {
+struct GroupDescription {
     /// Names of devices, or of cards on a described machine.
     rails: Vec<String>,
     gpus: Vec<Address>,
@@ -89,7 +89,7 @@ struct Group {
     core: Option<u32>,
 }
 
-impl Group {
+impl GroupDescription {
     fn described(machine: &Machine, group: RailGroup) -> Self {
         let rails = group.cards.iter().map(|card| label::card(machine, *card)).collect();
         let RailGroup { gpus, cards, node, distance, cores, core, .. } = group;
@@ -107,7 +107,7 @@ pub fn run(common: &Common, arguments: &ExplainArguments) -> CommandResult {
     let memory = memory(&name, &machine, arguments)?;
     let mut found = match is_here {
         true => backends::found(common)?,
-        false => backends::Found::default(),
+        false => backends::AvailableBackends::default(),
     };
     let mut backends = common.registry()?.rail_groups(&common.choice()?, &machine, is_here)?;
     // The first backend that both sides have is used. The other backends' cards are listed as not chosen.
@@ -115,7 +115,7 @@ pub fn run(common: &Common, arguments: &ExplainArguments) -> CommandResult {
     let groups = match found.groups.is_empty() {
         true => {
             let groups = backends.iter().flat_map(|backend| backend.groups.clone());
-            groups.map(|group| Group::described(&machine, group)).collect()
+            groups.map(|group| GroupDescription::described(&machine, group)).collect()
         }
         false => std::mem::take(&mut found.groups),
     };
@@ -129,8 +129,8 @@ pub fn run(common: &Common, arguments: &ExplainArguments) -> CommandResult {
     if common.json {
         return choices.iter().try_for_each(output::json);
     }
-    table::print_text(&format!("{} of {name}, {} at a time", memory.description(), arguments.size))?;
-    let mut table = Table::named_by(2).text("decision").text("option").text("chosen").text("reason");
+    output::print_text(&format!("{} of {name}, {} at a time", memory.description(), arguments.size))?;
+    let mut table = TextTable::named_by(2).text("decision").text("option").text("chosen").text("reason");
     for choice in choices {
         let chosen = if choice.taken { "yes" } else { "no" };
         table.row(vec![choice.question.to_owned(), choice.choice, chosen.to_owned(), choice.why]);
@@ -143,7 +143,7 @@ fn memory<'a>(name: &str, machine: &'a Machine, arguments: &ExplainArguments) ->
         let gpus: Vec<&Function> = machine.of_kind(Kind::Gpu).collect();
         return match gpus.get(number) {
             Some(gpu) => Ok(Memory::Gpu(number, gpu)),
-            None => Err(Failure::new(format!(
+            None => Err(CommandFailure::new(format!(
                 "{name} has {}; GPU numbers start at 0; without --gpu the buffer is host memory",
                 label::count(gpus.len(), "GPU")
             ))),
@@ -152,7 +152,7 @@ fn memory<'a>(name: &str, machine: &'a Machine, arguments: &ExplainArguments) ->
     match arguments.numa {
         Some(node) if machine.nodes.iter().all(|known| known.number != node) => {
             let known: Vec<String> = machine.nodes.iter().map(|node| node.number.to_string()).collect();
-            Err(Failure::new(format!("{name} has no NUMA node {node}; it has: {}", known.join(", "))))
+            Err(CommandFailure::new(format!("{name} has no NUMA node {node}; it has: {}", known.join(", "))))
         }
         node => Ok(Memory::Host(node)),
     }

@@ -5,12 +5,17 @@ use topology::p2p::{PeerToPeer, forwards_peers};
 use topology::{Cpus, Machine};
 
 use super::super::topo::label;
-use super::{Choice, Group, Memory};
+use super::{Choice, GroupDescription, Memory};
 
 const RAILS: &str = "rails";
 
 /// Whether each rail group is chosen. For a chosen group, also its core and its path.
-pub fn choices(machine: &Machine, groups: &[Group], memory: &Memory<'_>, is_here: bool) -> Vec<Choice> {
+pub fn choices(
+    machine: &Machine,
+    groups: &[GroupDescription],
+    memory: &Memory<'_>,
+    is_here: bool,
+) -> Vec<Choice> {
     if groups.is_empty() {
         let why = "no RDMA card: loopback moves bytes within this host";
         return vec![Choice::left(RAILS, "none", why)];
@@ -39,11 +44,11 @@ pub fn not_preferred(machine: &Machine, first: &str, other: &BackendGroups) -> C
     Choice::left(RAILS, format!("{backend}: {}", cards.join(" ")), why)
 }
 
-fn name(number: usize, group: &Group) -> String {
+fn name(number: usize, group: &GroupDescription) -> String {
     format!("group {number}: {}", group.rails.join(" "))
 }
 
-fn why(memory: &Memory<'_>, group: &Group) -> String {
+fn why(memory: &Memory<'_>, group: &GroupDescription) -> String {
     let shared = match group.gpus.len() {
         0 | 1 => String::new(),
         others => format!("; {} share the group", label::count(others, "GPU")),
@@ -59,7 +64,7 @@ fn why(memory: &Memory<'_>, group: &Group) -> String {
     }
 }
 
-fn why_not(machine: &Machine, group: &Group, memory: &Memory<'_>) -> String {
+fn why_not(machine: &Machine, group: &GroupDescription, memory: &Memory<'_>) -> String {
     match memory {
         Memory::Gpu(_, gpu) => {
             let cards = group.cards.iter().filter_map(|card| machine.function(*card));
@@ -75,12 +80,12 @@ fn why_not(machine: &Machine, group: &Group, memory: &Memory<'_>) -> String {
     }
 }
 
-fn list(group: &Group) -> String {
+fn list(group: &GroupDescription) -> String {
     let gpus: Vec<String> = group.gpus.iter().map(ToString::to_string).collect();
     format!("the GPU at {}", gpus.join(", "))
 }
 
-fn core(machine: &Machine, number: usize, group: &Group, others: &[Group]) -> Choice {
+fn core(machine: &Machine, number: usize, group: &GroupDescription, others: &[GroupDescription]) -> Choice {
     const CORE: &str = "worker's core";
     let cores: Cpus = group.cores.iter().copied().collect();
     let Some(core) = group.core else {
@@ -101,7 +106,7 @@ fn core(machine: &Machine, number: usize, group: &Group, others: &[Group]) -> Ch
 }
 
 /// Whether the cards can access the GPU's memory peer to peer. Equal paths are listed once.
-fn path(machine: &Machine, group: &Group, memory: &Memory<'_>, is_here: bool) -> Vec<Choice> {
+fn path(machine: &Machine, group: &GroupDescription, memory: &Memory<'_>, is_here: bool) -> Vec<Choice> {
     const PATH: &str = "peer to peer";
     let Memory::Gpu(_, gpu) = memory else { return Vec::new() };
     let cpuinfo =

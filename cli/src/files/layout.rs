@@ -6,7 +6,7 @@ use super::CHUNK;
 
 /// The layout of a region: it has windows, and each window has bytes of files and a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Layout {
+pub struct WindowLayout {
     /// The size of a page.
     pub page: u32,
     /// The bytes of files in a window, a multiple of the page.
@@ -17,7 +17,7 @@ pub struct Layout {
     pub windows: u32,
 }
 
-impl Layout {
+impl WindowLayout {
     /// The layout that a server offers: 8 MiB outstanding per sender, which is also the most that an interruption may
     /// lose. Windows are small enough that the server reads them from the cache.
     pub const OFFERED: Self = Self { page: 64 << 10, data: 2 << 20, table: 256 << 10, windows: 4 };
@@ -71,18 +71,18 @@ mod tests {
 
     #[test]
     fn layouts_are_checked() {
-        let sound = Layout::OFFERED;
+        let sound = WindowLayout::OFFERED;
         assert!(sound.is_valid());
         for broken in [
-            Layout { page: 0, ..sound },
-            Layout { page: 4097, ..sound },
-            Layout { data: 0, ..sound },
-            Layout { data: u32::MAX, page: 1, ..sound },
-            Layout { table: 0, ..sound },
-            Layout { table: u32::MAX, page: 1, ..sound },
-            Layout { windows: 0, ..sound },
-            Layout { windows: 64, ..sound },
-            Layout { windows: u32::MAX, ..sound },
+            WindowLayout { page: 0, ..sound },
+            WindowLayout { page: 4097, ..sound },
+            WindowLayout { data: 0, ..sound },
+            WindowLayout { data: u32::MAX, page: 1, ..sound },
+            WindowLayout { table: 0, ..sound },
+            WindowLayout { table: u32::MAX, page: 1, ..sound },
+            WindowLayout { windows: 0, ..sound },
+            WindowLayout { windows: 64, ..sound },
+            WindowLayout { windows: u32::MAX, ..sound },
         ] {
             assert!(!broken.is_valid(), "{broken:?}");
         }

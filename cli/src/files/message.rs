@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-use super::{Layout, Piece};
+use super::{FilePiece, WindowLayout};
 
 /// The start of a server's first message, by which a sender recognises a server.
 pub const PROTOCOL: [u8; 8] = *b"mr-files";
@@ -16,12 +16,12 @@ pub const MESSAGE_BYTES: usize = 16 << 10;
 /// The maximum number of actions in a message.
 pub const MAX_ACTIONS: usize = 128;
 
-/// The maximum number of pieces in a [`ToSender::Have`].
+/// The maximum number of pieces in a [`ReceiverMessage::Have`].
 pub const MAX_HAVE_PIECES: usize = 64;
 
 /// A message from the sender.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum ToServer {
+pub enum SenderMessage {
     /// The first message.
     Hello {
         /// The bytes of all files, without holes.
@@ -36,7 +36,7 @@ pub enum ToServer {
         /// The bytes of the table.
         table: u32,
     },
-    /// Asks which pieces of a partial file the server has. The response is [`ToSender::Have`].
+    /// Asks which pieces of a partial file the server has. The response is [`ReceiverMessage::Have`].
     Resume {
         /// The index in the group's entries.
         index: u32,
@@ -52,7 +52,7 @@ pub enum ToServer {
         /// The bytes of files.
         data: u32,
     },
-    /// The group is complete. The response is [`ToSender::Stored`].
+    /// The group is complete. The response is [`ReceiverMessage::Stored`].
     Commit {
         /// The next window. All windows before it belong to the group.
         next: u64,
@@ -78,20 +78,20 @@ pub enum EntryAction {
     /// Do not send the entry: the server has it already.
     Have,
     /// The server has a file of the same size. If its content differs, skip the entry or send it. The server may have a
-    /// part of it: ask with [`ToServer::Resume`].
+    /// part of it: ask with [`SenderMessage::Resume`].
     Compare {
         /// The digest of the server's file.
         digest: [u8; 32],
         /// True to skip the entry if the digests differ.
         skip: bool,
     },
-    /// The server has a part of the file: ask with [`ToServer::Resume`].
+    /// The server has a part of the file: ask with [`SenderMessage::Resume`].
     Partial,
 }
 
 /// A message from the server.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum ToSender {
+pub enum ReceiverMessage {
     /// The first message.
     Welcome {
         /// [`PROTOCOL`].
@@ -99,7 +99,7 @@ pub enum ToSender {
         /// [`VERSION`].
         version: u16,
         /// The layout of the region.
-        layout: Layout,
+        layout: WindowLayout,
         /// The region's descriptor.
         region: Vec<u8>,
         /// The silence in milliseconds after which the server drops a sender that it waits for.
@@ -117,7 +117,7 @@ pub enum ToSender {
     /// The response to `Resume`.
     Have {
         /// At most [`MAX_HAVE_PIECES`], in ascending order.
-        pieces: Vec<Piece>,
+        pieces: Vec<FilePiece>,
         /// True if these are the last pieces.
         last: bool,
         /// The bytes of all pieces, including those not listed.
@@ -136,14 +136,14 @@ pub enum ToSender {
     Farewell,
 }
 
-impl ToServer {
+impl SenderMessage {
     /// Parses a message from the wire.
     pub fn decode(bytes: &[u8]) -> Result<Self, String> {
         decode(bytes)
     }
 }
 
-impl ToSender {
+impl ReceiverMessage {
     /// Parses a message from the wire.
     pub fn decode(bytes: &[u8]) -> Result<Self, String> {
         match decode(bytes)? {
@@ -171,22 +171,23 @@ mod tests {
 
     #[test]
     fn messages_are_bounded_and_exact() {
-        let message = ToServer::Abandon("why".to_owned());
+        let message = SenderMessage::Abandon("why".to_owned());
         let bytes = postcard::to_stdvec(&message).unwrap();
-        assert_eq!(ToServer::decode(&bytes), Ok(message));
-        assert!(ToServer::decode(&bytes[..2]).is_err());
-        assert!(ToServer::decode(&[&bytes[..], &[0]].concat()).is_err());
-        assert!(ToServer::decode(&[77]).is_err());
+        assert_eq!(SenderMessage::decode(&bytes), Ok(message));
+        assert!(SenderMessage::decode(&bytes[..2]).is_err());
+        assert!(SenderMessage::decode(&[&bytes[..], &[0]].concat()).is_err());
+        assert!(SenderMessage::decode(&[77]).is_err());
         let most = |count| {
-            let message = ToSender::Actions { first: 0, actions: vec![EntryAction::Send; count] };
-            ToSender::decode(&postcard::to_stdvec(&message).unwrap())
+            let message = ReceiverMessage::Actions { first: 0, actions: vec![EntryAction::Send; count] };
+            ReceiverMessage::decode(&postcard::to_stdvec(&message).unwrap())
         };
         assert!(most(MAX_ACTIONS).is_ok() && most(MAX_ACTIONS + 1).is_err());
         let digest = EntryAction::Compare { digest: [255; 32], skip: true };
-        let full = ToSender::Actions { first: u32::MAX, actions: vec![digest; MAX_ACTIONS] };
+        let full = ReceiverMessage::Actions { first: u32::MAX, actions: vec![digest; MAX_ACTIONS] };
         assert!(postcard::to_stdvec(&full).unwrap().len() <= MESSAGE_BYTES);
-        let piece = Piece { offset: u64::MAX, len: u32::MAX, hash: [255; 32] };
-        let full = ToSender::Have { pieces: vec![piece; MAX_HAVE_PIECES], last: true, bytes: u64::MAX };
+        let piece = FilePiece { offset: u64::MAX, len: u32::MAX, hash: [255; 32] };
+        let full =
+            ReceiverMessage::Have { pieces: vec![piece; MAX_HAVE_PIECES], last: true, bytes: u64::MAX };
         assert!(postcard::to_stdvec(&full).unwrap().len() <= MESSAGE_BYTES);
     }
 }

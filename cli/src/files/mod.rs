@@ -1,7 +1,7 @@
 //! The protocol of `multirail send` and `multirail serve`: plain values and their
 //! decoders. It is not part of the API. The command, its tests and fuzzers share it.
 //!
-//! After the server's [`ToSender::Welcome`] and the sender's [`ToServer::Hello`],
+//! After the server's [`ReceiverMessage::Welcome`] and the sender's [`SenderMessage::Hello`],
 //! entries (files, directories, links) are sent in *groups*. The sender offers a table of
 //! entries, and the server answers with an action for each. The sender fills *windows* with
 //! items and their bytes, and the server frees windows. A commit makes the group durable.
@@ -11,9 +11,9 @@
 //! overtake each other; sequence numbers give their order.
 //!
 //! - [`TreePath`], [`check_link`]: names and links that stay inside a directory.
-//! - [`Entry`], [`Item`]: the content of tables in windows; [`decode_entries`], [`decode_items`].
-//! - [`ToServer`], [`ToSender`]: messages.
-//! - [`Piece`], [`PieceHash`], [`FileHash`]: pieces of large files and their checksums.
+//! - [`OfferedEntry`], [`TableItem`]: the content of tables in windows; [`decode_entries`], [`decode_items`].
+//! - [`SenderMessage`], [`ReceiverMessage`]: messages.
+//! - [`FilePiece`], [`PieceHash`], [`FileHash`]: pieces of large files and their checksums.
 
 mod layout;
 mod message;
@@ -21,10 +21,11 @@ mod path;
 mod piece;
 mod table;
 
-pub use layout::Layout;
+pub use layout::WindowLayout;
 pub use message::{
-    EntryAction, MAX_ACTIONS, MAX_HAVE_PIECES, MESSAGE_BYTES, PROTOCOL, ToSender, ToServer, VERSION,
+    EntryAction, MAX_ACTIONS, MAX_HAVE_PIECES, MESSAGE_BYTES, PROTOCOL, ReceiverMessage, SenderMessage,
+    VERSION,
 };
 pub use path::{STAGING, TreePath, check_link};
-pub use piece::{CHUNK, FileHash, Piece, PieceHash, next_piece};
-pub use table::{Entry, Item, Kind, Mtime, decode_entries, decode_items, encode};
+pub use piece::{CHUNK, FileHash, FilePiece, PieceHash, next_piece};
+pub use table::{EntryKind, Mtime, OfferedEntry, TableItem, decode_entries, decode_items, encode};

@@ -11,7 +11,7 @@ pub const CHUNK: u64 = 1 << 20;
 
 /// A piece of a large file, within one chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Piece {
+pub struct FilePiece {
     /// The offset in the file.
     pub offset: u64,
     /// The length, at least one byte.
@@ -20,7 +20,7 @@ pub struct Piece {
     pub hash: [u8; 32],
 }
 
-impl Piece {
+impl FilePiece {
     /// The offset after the last byte.
     pub fn end(&self) -> u64 {
         self.offset.saturating_add(u64::from(self.len))
@@ -89,7 +89,7 @@ pub struct FileHash {
 
 impl FileHash {
     /// Adds the next piece. Pieces come in ascending order.
-    pub fn push(&mut self, piece: &Piece) {
+    pub fn push(&mut self, piece: &FilePiece) {
         self.holes |= piece.offset != self.end || !piece.offset.is_multiple_of(CHUNK);
         self.end = piece.end();
         // A subtree is merged only when another piece follows, because the last merge makes the root.
@@ -130,7 +130,8 @@ mod tests {
             while at < len {
                 let range = next_piece(&(at..len));
                 let content = &bytes[range.start as usize..range.end as usize];
-                let piece = Piece { offset: at, len: content.len() as u32, hash: PieceHash::of(at, content) };
+                let piece =
+                    FilePiece { offset: at, len: content.len() as u32, hash: PieceHash::of(at, content) };
                 assert!(piece.is_valid(len) && !piece.is_valid(range.end - 1));
                 whole.push(&piece);
                 at = range.end;
@@ -141,7 +142,7 @@ mod tests {
 
     #[test]
     fn holes_and_odd_pieces() {
-        let piece = |offset, len| Piece { offset, len, hash: [0; 32] };
+        let piece = |offset, len| FilePiece { offset, len, hash: [0; 32] };
         assert!(piece(CHUNK - 1, 1).is_valid(CHUNK) && piece(CHUNK, 1 << 20).is_valid(2 * CHUNK));
         for odd in [piece(0, 0), piece(1, 1 << 20), piece(u64::MAX, 1), piece(u64::MAX - 1, 9)] {
             assert!(!odd.is_valid(u64::MAX), "{odd:?}");

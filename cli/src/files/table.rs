@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Piece, TreePath, check_link};
+use super::{FilePiece, TreePath, check_link};
 
 /// A modification time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -15,8 +15,8 @@ pub struct Mtime {
 
 /// The kind of an entry.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Kind {
-    /// A directory. Its entries follow, then its [`Kind::Leave`].
+pub enum EntryKind {
+    /// A directory. Its entries follow, then its [`EntryKind::Leave`].
     Directory,
     /// A regular file.
     File {
@@ -36,11 +36,11 @@ pub enum Kind {
 
 /// An entry that a sender offers. [`decode_entries`] checks it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Entry {
+pub struct OfferedEntry {
     /// The path below the server's directory.
     pub path: TreePath,
     /// The kind.
-    pub kind: Kind,
+    pub kind: EntryKind,
     /// The permissions, within 0o777.
     pub mode: u16,
     /// The modification time.
@@ -49,7 +49,7 @@ pub struct Entry {
 
 /// What the server does with entries of a group, in ascending order of their index.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Item {
+pub enum TableItem {
     /// A directory, a link, or the end of a directory.
     Make {
         /// The index in the group's entries.
@@ -75,14 +75,14 @@ pub enum Item {
         keep: u64,
     },
     /// A piece of the file. Its bytes are the next in the window.
-    Piece(Piece),
+    Piece(FilePiece),
     /// The end of a file in pieces.
     End,
 }
 
-type Fields = (Vec<u8>, Kind, u16, Mtime);
+type Fields = (Vec<u8>, EntryKind, u16, Mtime);
 
-impl Entry {
+impl OfferedEntry {
     /// Appends the entry to a table.
     pub fn encode(&self, table: &mut Vec<u8>) -> Result<(), String> {
         encode(&(self.path.as_bytes(), &self.kind, self.mode, self.mtime), table)
@@ -91,8 +91,8 @@ impl Entry {
     fn check((path, kind, mode, mtime): Fields) -> Result<Self, String> {
         let path = TreePath::new(&path)?;
         match &kind {
-            Kind::Link { target } => check_link(&path, target)?,
-            Kind::File { size, data } if data > size || *size > i64::MAX as u64 => {
+            EntryKind::Link { target } => check_link(&path, target)?,
+            EntryKind::File { size, data } if data > size || *size > i64::MAX as u64 => {
                 return Err(format!("the size of {path} is invalid"));
             }
             _ => {}
@@ -106,7 +106,7 @@ impl Entry {
     /// The length of a file, or 0.
     pub fn size(&self) -> u64 {
         match self.kind {
-            Kind::File { size, .. } => size,
+            EntryKind::File { size, .. } => size,
             _ => 0,
         }
     }
@@ -114,7 +114,7 @@ impl Entry {
     /// The bytes of a file without holes, or 0.
     pub fn data(&self) -> u64 {
         match self.kind {
-            Kind::File { data, .. } => data,
+            EntryKind::File { data, .. } => data,
             _ => 0,
         }
     }
@@ -128,12 +128,12 @@ pub fn encode(value: &impl Serialize, table: &mut Vec<u8>) -> Result<(), String>
 }
 
 /// Decodes and checks the entries of an untrusted table. Bytes after the last entry are an error.
-pub fn decode_entries(table: &[u8]) -> Result<Vec<Entry>, String> {
-    decode(table)?.into_iter().map(Entry::check).collect()
+pub fn decode_entries(table: &[u8]) -> Result<Vec<OfferedEntry>, String> {
+    decode(table)?.into_iter().map(OfferedEntry::check).collect()
 }
 
 /// Decodes the items of an untrusted table. The caller must check their indices and pieces.
-pub fn decode_items(table: &[u8]) -> Result<Vec<Item>, String> {
+pub fn decode_items(table: &[u8]) -> Result<Vec<TableItem>, String> {
     decode(table)
 }
 
@@ -154,7 +154,7 @@ mod tests {
 
     const MTIME: Mtime = Mtime { seconds: -5, nanoseconds: 7 };
 
-    fn table(path: &[u8], kind: Kind, mode: u16, mtime: Mtime) -> Vec<u8> {
+    fn table(path: &[u8], kind: EntryKind, mode: u16, mtime: Mtime) -> Vec<u8> {
         let mut table = Vec::new();
         encode(&(path, kind, mode, mtime), &mut table).unwrap();
         table
@@ -163,20 +163,24 @@ mod tests {
     #[test]
     fn entries_round_trip_and_are_checked() {
         let mut bytes = Vec::new();
-        let entries = [(&b"a"[..], Kind::Directory), (b"a/\xff", Kind::File { size: 9, data: 3 })].map(
-            |(path, kind)| Entry { path: TreePath::new(path).unwrap(), kind, mode: 0o640, mtime: MTIME },
-        );
+        let entries = [(&b"a"[..], EntryKind::Directory), (b"a/\xff", EntryKind::File { size: 9, data: 3 })]
+            .map(|(path, kind)| OfferedEntry {
+                path: TreePath::new(path).unwrap(),
+                kind,
+                mode: 0o640,
+                mtime: MTIME,
+            });
         entries.iter().for_each(|entry| entry.encode(&mut bytes).unwrap());
         assert_eq!(decode_entries(&bytes).unwrap(), entries);
         assert!(decode_entries(&bytes[..bytes.len() - 1]).is_err());
         let late = Mtime { seconds: 0, nanoseconds: 1_000_000_000 };
         for bad in [
-            table(b"../a", Kind::Directory, 0, MTIME),
-            table(b"a", Kind::Directory, 0o4755, MTIME),
-            table(b"a", Kind::Leave, 0, late),
-            table(b"a", Kind::File { size: 1, data: 2 }, 0, MTIME),
-            table(b"a", Kind::File { size: u64::MAX, data: 2 }, 0, MTIME),
-            table(b"a/b", Kind::Link { target: b"../../c".to_vec() }, 0, MTIME),
+            table(b"../a", EntryKind::Directory, 0, MTIME),
+            table(b"a", EntryKind::Directory, 0o4755, MTIME),
+            table(b"a", EntryKind::Leave, 0, late),
+            table(b"a", EntryKind::File { size: 1, data: 2 }, 0, MTIME),
+            table(b"a", EntryKind::File { size: u64::MAX, data: 2 }, 0, MTIME),
+            table(b"a/b", EntryKind::Link { target: b"../../c".to_vec() }, 0, MTIME),
         ] {
             assert!(decode_entries(&bad).is_err(), "{bad:?}");
         }
@@ -184,9 +188,13 @@ mod tests {
 
     #[test]
     fn items_round_trip() {
-        let piece = Piece { offset: 1, len: 2, hash: [3; 32] };
-        let items =
-            [Item::Make { index: 0 }, Item::Begin { index: 1, keep: 2 }, Item::Piece(piece), Item::End];
+        let piece = FilePiece { offset: 1, len: 2, hash: [3; 32] };
+        let items = [
+            TableItem::Make { index: 0 },
+            TableItem::Begin { index: 1, keep: 2 },
+            TableItem::Piece(piece),
+            TableItem::End,
+        ];
         let mut bytes = Vec::new();
         items.iter().for_each(|item| encode(item, &mut bytes).unwrap());
         assert_eq!(decode_items(&bytes).unwrap(), items);

@@ -7,11 +7,11 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use crate::files::{Entry, Kind, Mtime, TreePath, check_link};
+use crate::files::{EntryKind, Mtime, OfferedEntry, TreePath, check_link};
 use walkdir::WalkDir;
 
 use crate::content;
-use crate::failure::{CommandResult, Failure};
+use crate::failure::{CommandFailure, CommandResult};
 
 /// The rules of listing.
 #[derive(Debug, Default, Clone, Copy)]
@@ -23,7 +23,7 @@ pub struct ListRules {
 }
 
 /// One path of the command line.
-pub struct Root {
+pub struct SourcePath {
     path: PathBuf,
     /// The name under which the path is sent.
     pub name: TreePath,
@@ -36,9 +36,9 @@ pub struct Root {
 #[derive(Default)]
 pub struct List {
     /// The entries to send.
-    pub entries: Vec<Entry>,
+    pub entries: Vec<OfferedEntry>,
     /// The paths of the command line, in the same order.
-    pub roots: Vec<Root>,
+    pub roots: Vec<SourcePath>,
     /// The bytes of all files, without holes.
     pub total: u64,
     /// The number of files with setuid, setgid or sticky bits, which are not sent.
@@ -55,12 +55,12 @@ impl List {
         for path in paths {
             let name = root_name(path)?;
             if !names.insert(name.clone()) {
-                return Err(Failure::new(format!(
+                return Err(CommandFailure::new(format!(
                     "two of the paths would be stored as {name}; send them separately to different directories"
                 )));
             }
             list.root(path, &name)?;
-            list.roots.push(Root { path: path.clone(), name, end: list.entries.len() });
+            list.roots.push(SourcePath { path: path.clone(), name, end: list.entries.len() });
         }
         Ok(list)
     }
@@ -89,15 +89,15 @@ impl List {
         };
         let metadata = metadata.map_err(|error| missing(&local, &error))?;
         if !metadata.is_file() {
-            return Err(Failure::new(format!(
+            return Err(CommandFailure::new(format!(
                 "{} is no longer a regular file; send it again",
                 local.display()
             )));
         }
         let kind = kind(&local, &metadata, &entry.path, self.rules)
-            .map_err(|why| Failure::new(format!("{}: {why}", local.display())))?;
+            .map_err(|why| CommandFailure::new(format!("{}: {why}", local.display())))?;
         let (path, before) = (entry.path.clone(), entry.data());
-        let entry = Entry { path, kind, mode: permissions(&metadata), mtime: mtime(&metadata) };
+        let entry = OfferedEntry { path, kind, mode: permissions(&metadata), mtime: mtime(&metadata) };
         self.total = self.total - before + entry.data();
         self.entries[index] = entry;
         Ok(())
@@ -106,7 +106,7 @@ impl List {
     fn root(&mut self, path: &Path, name: &TreePath) -> CommandResult {
         let rules = self.rules;
         // The directories that are not complete.
-        let mut open: Vec<Entry> = Vec::new();
+        let mut open: Vec<OfferedEntry> = Vec::new();
         // A link on the command line is followed.
         let walk = WalkDir::new(path).follow_root_links(true).sort_by_file_name();
         for found in walk.max_depth(TreePath::DEEPEST) {
@@ -127,22 +127,22 @@ impl List {
             match sent {
                 Ok((kind, path)) => {
                     let entry = self.add(path, kind, &metadata);
-                    if entry.kind == Kind::Directory {
-                        open.push(Entry { kind: Kind::Leave, ..entry.clone() });
+                    if entry.kind == EntryKind::Directory {
+                        open.push(OfferedEntry { kind: EntryKind::Leave, ..entry.clone() });
                     }
                     self.entries.push(entry);
                 }
                 Err(why) if rules.skip_special && !metadata.is_dir() => self.skipped.push(why),
-                Err(why) => return Err(Failure::new(why)),
+                Err(why) => return Err(CommandFailure::new(why)),
             }
         }
         self.entries.extend(open.into_iter().rev());
         Ok(())
     }
 
-    fn add(&mut self, path: TreePath, kind: Kind, metadata: &Metadata) -> Entry {
-        self.special_bits += u64::from(metadata.mode() & 0o7000 != 0 && kind != Kind::Directory);
-        let entry = Entry { path, kind, mode: permissions(metadata), mtime: mtime(metadata) };
+    fn add(&mut self, path: TreePath, kind: EntryKind, metadata: &Metadata) -> OfferedEntry {
+        self.special_bits += u64::from(metadata.mode() & 0o7000 != 0 && kind != EntryKind::Directory);
+        let entry = OfferedEntry { path, kind, mode: permissions(metadata), mtime: mtime(metadata) };
         self.total += entry.data();
         entry
     }
@@ -159,10 +159,10 @@ pub fn permissions(metadata: &Metadata) -> u16 {
 }
 
 /// The kind of an entry, or the reason why it cannot be sent.
-fn kind(local: &Path, metadata: &Metadata, path: &TreePath, rules: ListRules) -> Result<Kind, String> {
+fn kind(local: &Path, metadata: &Metadata, path: &TreePath, rules: ListRules) -> Result<EntryKind, String> {
     let sort = metadata.file_type();
     if sort.is_dir() {
-        return Ok(Kind::Directory);
+        return Ok(EntryKind::Directory);
     }
     if sort.is_file() {
         let size = metadata.len();
@@ -171,7 +171,7 @@ fn kind(local: &Path, metadata: &Metadata, path: &TreePath, rules: ListRules) ->
             true => File::open(local).and_then(|file| content::data(&file, size)),
             false => Ok(size),
         };
-        return Ok(Kind::File {
+        return Ok(EntryKind::File {
             size,
             data: data.map_err(|error| format!("cannot read the file: {error}"))?,
         });
@@ -179,7 +179,7 @@ fn kind(local: &Path, metadata: &Metadata, path: &TreePath, rules: ListRules) ->
     if sort.is_symlink() {
         let target = std::fs::read_link(local).map_err(|error| format!("cannot read the file: {error}"))?;
         let target = target.into_os_string().into_encoded_bytes();
-        return check_link(path, &target).map(|()| Kind::Link { target }).map_err(|why| {
+        return check_link(path, &target).map(|()| EntryKind::Link { target }).map_err(|why| {
             format!(
                 "{why}; only relative links within the tree are sent; use --skip-special to skip other links"
             )
@@ -196,7 +196,7 @@ fn kind(local: &Path, metadata: &Metadata, path: &TreePath, rules: ListRules) ->
 }
 
 fn root_name(path: &Path) -> CommandResult<TreePath> {
-    let named = |name: &OsStr| TreePath::new(name.as_bytes()).map_err(Failure::new);
+    let named = |name: &OsStr| TreePath::new(name.as_bytes()).map_err(CommandFailure::new);
     if let Some(name) = path.file_name() {
         return named(name);
     }
@@ -204,27 +204,27 @@ fn root_name(path: &Path) -> CommandResult<TreePath> {
     let real = std::fs::canonicalize(path).map_err(|error| missing(path, &error))?;
     match real.file_name() {
         Some(name) => named(name),
-        None => Err(Failure::new(format!("{} has no name; send its content instead", path.display()))),
+        None => Err(CommandFailure::new(format!("{} has no name; send its content instead", path.display()))),
     }
 }
 
-fn missing(path: &Path, error: &std::io::Error) -> Failure {
+fn missing(path: &Path, error: &std::io::Error) -> CommandFailure {
     let shown = path.display();
     match error.kind() {
         std::io::ErrorKind::NotFound => {
             let from = std::env::current_dir().unwrap_or_default();
-            Failure::new(format!("{shown} does not exist; relative paths start in {}", from.display()))
+            CommandFailure::new(format!("{shown} does not exist; relative paths start in {}", from.display()))
         }
-        std::io::ErrorKind::PermissionDenied => Failure::new(format!(
+        std::io::ErrorKind::PermissionDenied => CommandFailure::new(format!(
             "cannot read {shown}: {error}; run as a user with permission, or change its mode"
         )),
-        _ => Failure::new(format!("cannot read {shown}: {error}")),
+        _ => CommandFailure::new(format!("cannot read {shown}: {error}")),
     }
 }
 
-fn unreadable(error: &walkdir::Error) -> Failure {
+fn unreadable(error: &walkdir::Error) -> CommandFailure {
     match (error.path(), error.io_error()) {
         (Some(path), Some(error)) => missing(path, error),
-        _ => Failure::new(format!("cannot list the files to send: {error}")),
+        _ => CommandFailure::new(format!("cannot list the files to send: {error}")),
     }
 }

@@ -13,16 +13,16 @@ mod source;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use crate::files::Entry;
+use crate::files::OfferedEntry;
 use serde::Serialize;
 
 use super::entry_counts::EntryCounts;
 use super::failure::CommandResult;
 use super::units::gbytes_per_s;
 use super::{Common, connection, output};
-use list::{List, ListRules, Root};
-use progress::Progress;
-use sender::{Outcome, Sender};
+use list::{List, ListRules, SourcePath};
+use progress::SendProgress;
+use sender::{FileSender, SendOutcome};
 
 #[derive(clap::Args)]
 pub struct SendArguments {
@@ -79,16 +79,21 @@ pub fn run(common: &Common, arguments: SendArguments) -> CommandResult {
     }
     let fabric = common.open()?;
     let peer = connection::connect(&fabric, &arguments.to)?;
-    let mut sender = Sender::connect(&fabric, &peer, &list, arguments.resume, rules.sparse)?;
-    let mut progress = Progress::new(list.total, common.json, arguments.progress);
+    let mut sender = FileSender::connect(&fabric, &peer, &list, arguments.resume, rules.sparse)?;
+    let mut progress = SendProgress::new(list.total, common.json, arguments.progress);
     let sent = all(common, &mut list, &mut sender, &mut progress);
     progress.end();
     sent?;
     sender.finish()
 }
 
-fn all(common: &Common, list: &mut List, sender: &mut Sender, progress: &mut Progress) -> CommandResult {
-    let (mut next, mut root, mut row) = (0, 0, Row::new());
+fn all(
+    common: &Common,
+    list: &mut List,
+    sender: &mut FileSender,
+    progress: &mut SendProgress,
+) -> CommandResult {
+    let (mut next, mut root, mut row) = (0, 0, PathResults::new());
     while root < list.roots.len() {
         let outcomes =
             if next < list.entries.len() { sender.group(list, next, progress)? } else { Vec::new() };
@@ -111,36 +116,36 @@ fn print_done(
     common: &Common,
     list: &List,
     (mut root, next): (usize, usize),
-    row: &mut Row,
-    progress: &Progress,
+    row: &mut PathResults,
+    progress: &SendProgress,
 ) -> CommandResult<usize> {
     while let Some(done) = list.roots.get(root).filter(|root| root.end <= next) {
-        progress.print_without_bar(|| std::mem::replace(row, Row::new()).print(common, done))?;
+        progress.print_without_bar(|| std::mem::replace(row, PathResults::new()).print(common, done))?;
         root += 1;
     }
     Ok(root)
 }
 
 /// Counts the results of one path's entries.
-struct Row {
+struct PathResults {
     counts: EntryCounts,
-    total: Outcome,
+    total: SendOutcome,
     begun: Instant,
 }
 
-impl Row {
+impl PathResults {
     fn new() -> Self {
-        Self { counts: EntryCounts::default(), total: Outcome::default(), begun: Instant::now() }
+        Self { counts: EntryCounts::default(), total: SendOutcome::default(), begun: Instant::now() }
     }
 
-    fn add(&mut self, entry: &Entry, outcome: &Outcome) {
+    fn add(&mut self, entry: &OfferedEntry, outcome: &SendOutcome) {
         self.counts.add(entry, outcome.entry_result);
         self.total.sent += outcome.sent;
         self.total.again += outcome.again.min(outcome.sent);
         self.total.hash = outcome.hash;
     }
 
-    fn print(self, common: &Common, root: &Root) -> CommandResult {
+    fn print(self, common: &Common, root: &SourcePath) -> CommandResult {
         let took: Duration = self.begun.elapsed();
         let (name, total, speed) = (root.name.to_string(), self.total, gbytes_per_s(self.total.sent, took));
         let is_one_file = self.counts.is_one_file();

@@ -7,7 +7,7 @@ use crate::failure::CommandResult;
 use crate::output;
 
 /// Counts and shows the sent bytes.
-pub struct Progress {
+pub struct SendProgress {
     bar: ProgressBar,
     rows: bool,
     sent: u64,
@@ -20,7 +20,7 @@ struct ProgressRow {
     total_bytes: u64,
 }
 
-impl Progress {
+impl SendProgress {
     /// The progress of `total` bytes. With `rows` it prints JSON.
     pub fn new(total: u64, json: bool, rows: bool) -> Self {
         let target = if json || rows { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() };

@@ -5,19 +5,19 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use crate::files::{
-    CHUNK, Entry, EntryAction, FileHash, Item, Kind, PROTOCOL, PieceHash, ToSender, ToServer, VERSION,
+    CHUNK, EntryAction, EntryKind, FileHash, OfferedEntry, PROTOCOL, PieceHash, ReceiverMessage,
+    SenderMessage, TableItem, VERSION,
 };
 use multirail::{Access, Descriptor, Fabric, Peer, Region};
 
 use super::list::List;
-use super::progress::Progress;
-use super::server_channel::KeepAliveTimer;
-use super::server_channel::{SendError, ServerChannel, refused, unexpected};
-use super::source::Source;
+use super::progress::SendProgress;
+use super::server_channel::{KeepAliveTimer, SendError, ServerChannel, refused, unexpected};
+use super::source::SourceFile;
 use super::window_packer::{Filled, WindowPacker};
-use super::window_writer::{Window, WindowWriter};
+use super::window_writer::{FilledWindow, WindowWriter};
 use crate::entry_counts::EntryResult;
-use crate::failure::{CommandResult, Failure, printable};
+use crate::failure::{CommandFailure, CommandResult, printable};
 use crate::output;
 use crate::wire::{MESSAGE_BYTES, MessageReceiver, MessageSender, RECEIVES, RESPONSE_LIMIT};
 
@@ -34,7 +34,7 @@ const MAX_OFFERS: u32 = 4;
 const GROUP: (usize, u64) = (4096, 256 << 20);
 
 /// A sender in a session with a server.
-pub struct Sender {
+pub struct FileSender {
     peer: Peer,
     pub(super) outgoing: MessageSender,
     keep_alive: KeepAliveTimer,
@@ -66,14 +66,14 @@ struct ChangedEntry {
 #[derive(Default)]
 struct Packed {
     /// The outcomes of the complete entries, from the first on.
-    outcomes: Vec<Outcome>,
+    outcomes: Vec<SendOutcome>,
     /// The sent bytes of the next entry, if it has changed.
     changed: Option<u64>,
 }
 
 /// The outcome of sending an entry.
 #[derive(Debug, Default, Clone, Copy)]
-pub struct Outcome {
+pub struct SendOutcome {
     /// The bytes sent.
     pub sent: u64,
     /// The sent bytes that the server had already stored in an earlier attempt.
@@ -97,12 +97,12 @@ pub enum Plan {
     /// A file that is sent as one item.
     Whole,
     /// A file that is sent in pieces.
-    Pieces(Pieces),
+    Pieces(PieceState),
 }
 
 /// The continuation of a file in pieces.
 #[derive(Default)]
-pub struct Pieces {
+pub struct PieceState {
     /// The number of pieces that the server keeps.
     pub keep: u64,
     /// The bytes of these pieces.
@@ -115,7 +115,7 @@ pub struct Pieces {
     pub hash: FileHash,
 }
 
-impl Sender {
+impl FileSender {
     /// Waits for the server's welcome, and announces what will be sent.
     pub fn connect(
         fabric: &Fabric,
@@ -126,29 +126,29 @@ impl Sender {
     ) -> CommandResult<Self> {
         let incoming = MessageReceiver::new(fabric.recv_pool(RECEIVES, MESSAGE_BYTES)?, peer);
         let mut outgoing = MessageSender::new(fabric, peer)?;
-        let mut channel = ServerChannel::new(incoming, crate::files::Layout::OFFERED);
+        let mut channel = ServerChannel::new(incoming, crate::files::WindowLayout::OFFERED);
         let (layout, descriptor, keep_alive) = match channel.receive_within(RESPONSE_LIMIT)? {
-            ToSender::Welcome { protocol: PROTOCOL, version: VERSION, layout, region, silence_ms } => {
+            ReceiverMessage::Welcome { protocol: PROTOCOL, version: VERSION, layout, region, silence_ms } => {
                 (layout, region, Duration::from_millis(silence_ms) / 4)
             }
-            ToSender::Welcome { protocol: PROTOCOL, version, .. } => {
-                return Err(Failure::new(format!(
+            ReceiverMessage::Welcome { protocol: PROTOCOL, version, .. } => {
+                return Err(CommandFailure::new(format!(
                     "the server uses protocol version {version}, this sender {VERSION}; run the same multirail version on both sides"
                 )));
             }
-            ToSender::Refused(reason) => return Err(refused(&reason)),
-            _ => return Err(Failure::new("no `multirail serve` listens on that address")),
+            ReceiverMessage::Refused(reason) => return Err(refused(&reason)),
+            _ => return Err(CommandFailure::new("no `multirail serve` listens on that address")),
         };
         let remote = peer.import(&Descriptor::from_bytes(&descriptor)?)?;
         if !layout.is_valid() || (remote.len() as u64) < layout.total() {
-            return Err(Failure::new(
+            return Err(CommandFailure::new(
                 "the server's layout is invalid; run the same multirail version on both sides",
             ));
         }
         channel.set_layout(layout);
-        outgoing.send(&ToServer::Hello { total: list.total, resume })?;
+        outgoing.send(&SenderMessage::Hello { total: list.total, resume })?;
         match channel.receive()? {
-            ToSender::Ready => {}
+            ReceiverMessage::Ready => {}
             other => return Err(unexpected(other)),
         }
         let region = fabric.alloc(layout.total() as usize, Access::LOCAL)?;
@@ -173,8 +173,8 @@ impl Sender {
         &mut self,
         list: &mut List,
         first: usize,
-        progress: &mut Progress,
-    ) -> CommandResult<Vec<Outcome>> {
+        progress: &mut SendProgress,
+    ) -> CommandResult<Vec<SendOutcome>> {
         self.at = first;
         let sent = self.whole_group(list, first, progress).and_then(|packed| {
             let mut outcomes = packed.outcomes;
@@ -196,7 +196,7 @@ impl Sender {
     }
 
     /// Lists the current entry again, which changed after `sent` bytes of it were sent.
-    fn offer_again(&mut self, list: &mut List, sent: u64, progress: &mut Progress) -> CommandResult {
+    fn offer_again(&mut self, list: &mut List, sent: u64, progress: &mut SendProgress) -> CommandResult {
         if self.changed.index != self.at || self.changed.times == 0 {
             self.changed = ChangedEntry { index: self.at, ..ChangedEntry::default() };
         }
@@ -205,7 +205,7 @@ impl Sender {
         self.wasted += sent;
         let path = list.path(self.at);
         if self.changed.times == MAX_OFFERS {
-            return Err(Failure::new(format!(
+            return Err(CommandFailure::new(format!(
                 "{} changed each of the {MAX_OFFERS} times it was sent; send it when no program writes to it",
                 path.display()
             )));
@@ -222,7 +222,7 @@ impl Sender {
         &mut self,
         list: &List,
         first: usize,
-        progress: &mut Progress,
+        progress: &mut SendProgress,
     ) -> Result<Packed, SendError> {
         let (range, actions) = self.offer(list, first)?;
         let mut plans = Vec::with_capacity(range.len());
@@ -243,9 +243,9 @@ impl Sender {
         }
         progress.set_message("the server syncs the files to disk");
         let entries = packed.outcomes.len() as u32;
-        self.outgoing.send(&ToServer::Commit { next: self.channel.next, entries })?;
+        self.outgoing.send(&SenderMessage::Commit { next: self.channel.next, entries })?;
         match self.channel.receive()? {
-            ToSender::Stored => Ok(packed),
+            ReceiverMessage::Stored => Ok(packed),
             other => Err(SendError::ServerRefused(unexpected(other))),
         }
     }
@@ -254,11 +254,11 @@ impl Sender {
     pub fn plan(
         &mut self,
         index: u32,
-        entry: &Entry,
+        entry: &OfferedEntry,
         action: EntryAction,
-        source: impl Fn() -> Result<Source, SendError>,
+        source: impl Fn() -> Result<SourceFile, SendError>,
     ) -> Result<Plan, SendError> {
-        let Kind::File { size, data } = entry.kind else {
+        let EntryKind::File { size, data } = entry.kind else {
             return Ok(match action {
                 EntryAction::Skip => Plan::Skip,
                 EntryAction::Have => Plan::Have,
@@ -287,16 +287,16 @@ impl Sender {
             EntryAction::Send => {}
         }
         let whole = size <= CHUNK && data == size;
-        Ok(if whole { Plan::Whole } else { Plan::Pieces(Pieces::default()) })
+        Ok(if whole { Plan::Whole } else { Plan::Pieces(PieceState::default()) })
     }
 
     /// Finds the pieces of the server's partial file that are equal to the source.
-    fn continue_partial(&mut self, index: u32, source: &Source) -> Result<Pieces, SendError> {
-        let (mut found, mut ours, mut part) = (Pieces::default(), source.pieces(self.sparse), Vec::new());
+    fn continue_partial(&mut self, index: u32, source: &SourceFile) -> Result<PieceState, SendError> {
+        let (mut found, mut ours, mut part) = (PieceState::default(), source.pieces(self.sparse), Vec::new());
         loop {
-            self.outgoing.send(&ToServer::Resume { index, first: found.keep })?;
+            self.outgoing.send(&SenderMessage::Resume { index, first: found.keep })?;
             let (pieces, last, bytes) = match self.channel.receive()? {
-                ToSender::Have { pieces, last, bytes } => (pieces, last, bytes),
+                ReceiverMessage::Have { pieces, last, bytes } => (pieces, last, bytes),
                 other => return Err(SendError::ServerRefused(unexpected(other))),
             };
             let done = last || pieces.is_empty();
@@ -329,7 +329,7 @@ impl Sender {
 
     /// Tells the server from time to time that the sender is alive.
     pub(super) fn working(&mut self) -> CommandResult {
-        if self.keep_alive.is_due() { self.outgoing.send(&ToServer::Working) } else { Ok(()) }
+        if self.keep_alive.is_due() { self.outgoing.send(&SenderMessage::Working) } else { Ok(()) }
     }
 
     /// Offers the entries of a group. Returns the server's action for each.
@@ -337,7 +337,7 @@ impl Sender {
         let (mut table, mut end, mut bytes) = (Vec::new(), first, 0_u64);
         for entry in &list.entries[first..] {
             let len = table.len();
-            entry.encode(&mut table).map_err(Failure::new)?;
+            entry.encode(&mut table).map_err(CommandFailure::new)?;
             bytes = bytes.saturating_add(entry.data());
             let full = table.len() > self.channel.layout.table as usize || end - first == GROUP.0;
             if end > first && (full || bytes > GROUP.1) {
@@ -348,19 +348,20 @@ impl Sender {
         }
         self.channel.wait_until_free()?;
         let (sequence, len) = (self.channel.next, table.len() as u32);
-        self.region.copy_in(self.channel.layout.table_at(sequence), &table).map_err(Failure::from)?;
+        self.region.copy_in(self.channel.layout.table_at(sequence), &table).map_err(CommandFailure::from)?;
         self.channel.take_window();
-        self.window_writer.write_window(Window { sequence, table: len, data: 0 })?;
-        self.outgoing.send(&ToServer::Offer { sequence, table: len })?;
+        self.window_writer.write_window(FilledWindow { sequence, table: len, data: 0 })?;
+        self.outgoing.send(&SenderMessage::Offer { sequence, table: len })?;
         let mut actions = vec![None; end - first];
         let mut missing = actions.len();
         while missing > 0 {
             match self.channel.receive()? {
-                ToSender::Actions { first, actions: some } => {
+                ReceiverMessage::Actions { first, actions: some } => {
                     for (at, action) in (first as usize..).zip(some) {
                         let slot = actions.get_mut(at).filter(|slot| slot.is_none());
-                        let slot =
-                            slot.ok_or_else(|| Failure::new("the server sent actions for other entries"))?;
+                        let slot = slot.ok_or_else(|| {
+                            CommandFailure::new("the server sent actions for other entries")
+                        })?;
                         *slot = Some(action);
                         missing -= 1;
                     }
@@ -377,7 +378,7 @@ impl Sender {
         list: &List,
         range: Range<usize>,
         plans: Vec<Plan>,
-        progress: &mut Progress,
+        progress: &mut SendProgress,
     ) -> Result<Packed, SendError> {
         let (region, sparse, at) = (&self.region, self.sparse, &mut self.at);
         let keep_alive = &mut self.keep_alive;
@@ -388,12 +389,12 @@ impl Sender {
             let writing = scope.spawn(move || {
                 let written = to_write.iter().try_for_each(|filled| {
                     let Filled::Window(window) = filled else {
-                        return outgoing.send(&ToServer::Working);
+                        return outgoing.send(&SenderMessage::Working);
                     };
-                    let Window { sequence, table, data } = window;
+                    let FilledWindow { sequence, table, data } = window;
                     progress.add_sent(data.into())?;
                     window_writer.write_window(window)?;
-                    outgoing.send(&ToServer::Filled { sequence, table, data })
+                    outgoing.send(&SenderMessage::Filled { sequence, table, data })
                 });
                 if written.is_err() {
                     // The filling thread may wait for a window that will never be free again, so the connection is
@@ -407,7 +408,7 @@ impl Sender {
                 pack(list, range, plans, WindowPacker::new(channel, region, filled, keep_alive), sparse, at);
             let written = writing
                 .join()
-                .unwrap_or_else(|_| Err(Failure::new("the thread that writes windows panicked")));
+                .unwrap_or_else(|_| Err(CommandFailure::new("the thread that writes windows panicked")));
             match (read, written) {
                 (Err(SendError::ServerRefused(failure)), _) => Err(SendError::ServerRefused(failure)),
                 (_, Err(failure)) => Err(SendError::Failed(failure)),
@@ -418,7 +419,7 @@ impl Sender {
 
     /// Ends the session after a failure. Returns the server's reason if there is one, because it explains the failure
     /// better than the closed connection.
-    fn give_up(&mut self, stop: SendError) -> Failure {
+    fn give_up(&mut self, stop: SendError) -> CommandFailure {
         let failure = match stop {
             SendError::ServerRefused(failure) => return failure,
             SendError::Failed(failure) => failure,
@@ -428,13 +429,13 @@ impl Sender {
             return refused(&reason);
         }
         if !self.peer.is_alive() {
-            return Failure::new(format!(
+            return CommandFailure::new(format!(
                 "{}; restart the server, then send again with --resume",
                 failure.message()
             ));
         }
         // If the server does not take this message, it sees the disconnect.
-        if self.outgoing.send(&ToServer::Abandon(printable(failure.message()))).is_ok() {
+        if self.outgoing.send(&SenderMessage::Abandon(printable(failure.message()))).is_ok() {
             // The server responds with a refusal. Disconnecting earlier could drop the message unread.
             self.channel.refusal(GIVE_UP_LIMIT);
         }
@@ -443,9 +444,9 @@ impl Sender {
 
     /// Ends the session in good order.
     pub fn finish(mut self) -> CommandResult {
-        self.outgoing.send(&ToServer::Bye)?;
+        self.outgoing.send(&SenderMessage::Bye)?;
         match self.channel.receive_within(RESPONSE_LIMIT)? {
-            ToSender::Farewell => {
+            ReceiverMessage::Farewell => {
                 self.peer.disconnect();
                 Ok(())
             }
@@ -454,8 +455,8 @@ impl Sender {
     }
 }
 
-fn open(list: &List, at: usize) -> Result<Source, SendError> {
-    Source::open(list.path(at), &list.entries[at])
+fn open(list: &List, at: usize) -> Result<SourceFile, SendError> {
+    SourceFile::open(list.path(at), &list.entries[at])
 }
 
 /// Packs the entries of a group as planned, up to the first that changed. `at` is the current entry.
@@ -470,7 +471,7 @@ fn pack(
     let mut packed = Packed::default();
     for ((index, number), plan) in (0..).zip(range).zip(plans) {
         *at = number;
-        let mut outcome = Outcome::default();
+        let mut outcome = SendOutcome::default();
         match pack_one(list, (index, number), plan, &mut packer, sparse, &mut outcome) {
             Ok(()) => packed.outcomes.push(outcome),
             Err(SendError::FileChanged) => {
@@ -491,7 +492,7 @@ fn pack_one(
     plan: Plan,
     packer: &mut WindowPacker<'_>,
     sparse: bool,
-    outcome: &mut Outcome,
+    outcome: &mut SendOutcome,
 ) -> Result<(), SendError> {
     let entry = &list.entries[number];
     match plan {
@@ -499,9 +500,9 @@ fn pack_one(
         Plan::Have => outcome.entry_result = EntryResult::Same,
         Plan::Same => {
             outcome.entry_result = EntryResult::Same;
-            packer.item(&Item::Same { index })?;
+            packer.item(&TableItem::Same { index })?;
         }
-        Plan::Make => packer.item(&Item::Make { index })?,
+        Plan::Make => packer.item(&TableItem::Make { index })?,
         Plan::Whole => {
             let source = open(list, number)?;
             outcome.hash = Some(packer.whole(index, &source, entry.size() as usize)?);
@@ -514,17 +515,17 @@ fn pack_one(
             if !pieces.skip(plan.keep, plan.kept, plan.end).map_err(unreadable)? {
                 return Err(SendError::FileChanged);
             }
-            packer.item(&Item::Begin { index, keep: plan.keep })?;
+            packer.item(&TableItem::Begin { index, keep: plan.keep })?;
             while let Some(range) = pieces.next().map_err(unreadable)? {
                 outcome.sent += range.end - range.start;
                 plan.hash.push(&packer.piece(&source, range)?);
             }
             source.ensure_unchanged()?;
-            packer.item(&Item::End)?;
+            packer.item(&TableItem::End)?;
             outcome.again = plan.again;
             outcome.hash = plan.hash.finish(entry.size());
         }
     }
-    debug_assert!(outcome.sent == 0 || matches!(entry.kind, Kind::File { .. }));
+    debug_assert!(outcome.sent == 0 || matches!(entry.kind, EntryKind::File { .. }));
     Ok(())
 }

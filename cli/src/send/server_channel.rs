@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use crate::files::{Layout, ToSender};
+use crate::files::{ReceiverMessage, WindowLayout};
 
-use crate::failure::{CommandResult, Failure, printable};
+use crate::failure::{CommandFailure, CommandResult, printable};
 use crate::wire::MessageReceiver;
 
 /// How long a live server may take to sync or read files.
@@ -13,20 +13,20 @@ const MAX_WAIT: Duration = Duration::from_secs(3600);
 /// The reason why the sender stops early.
 pub enum SendError {
     /// The server refused. This is the cause of other failures.
-    ServerRefused(Failure),
+    ServerRefused(CommandFailure),
     /// Something failed. If the window writer failed too, its failure was first.
-    Failed(Failure),
+    Failed(CommandFailure),
     /// The current file is no longer as it was offered.
     FileChanged,
 }
 
-impl From<Failure> for SendError {
-    fn from(failure: Failure) -> Self {
+impl From<CommandFailure> for SendError {
+    fn from(failure: CommandFailure) -> Self {
         Self::Failed(failure)
     }
 }
 
-impl From<SendError> for Failure {
+impl From<SendError> for CommandFailure {
     fn from(stop: SendError) -> Self {
         match stop {
             SendError::ServerRefused(failure) | SendError::Failed(failure) => failure,
@@ -39,7 +39,7 @@ impl From<SendError> for Failure {
 pub struct ServerChannel {
     incoming: MessageReceiver,
     /// The layout of the region.
-    pub layout: Layout,
+    pub layout: WindowLayout,
     /// The next window.
     pub next: u64,
     /// The free windows of the region.
@@ -48,26 +48,26 @@ pub struct ServerChannel {
 
 impl ServerChannel {
     /// The messages of a server whose windows are all free.
-    pub fn new(incoming: MessageReceiver, layout: Layout) -> Self {
+    pub fn new(incoming: MessageReceiver, layout: WindowLayout) -> Self {
         Self { incoming, layout, next: 0, free: vec![true; layout.windows as usize] }
     }
 
     /// Sets the server's layout, before the first window.
-    pub fn set_layout(&mut self, layout: Layout) {
+    pub fn set_layout(&mut self, layout: WindowLayout) {
         (self.layout, self.free) = (layout, vec![true; layout.windows as usize]);
     }
 
     /// Waits for the next message that is not about windows.
-    pub fn receive(&mut self) -> Result<ToSender, SendError> {
+    pub fn receive(&mut self) -> Result<ReceiverMessage, SendError> {
         self.receive_within(MAX_WAIT)
     }
 
     /// The same, with a limit.
-    pub fn receive_within(&mut self, limit: Duration) -> Result<ToSender, SendError> {
+    pub fn receive_within(&mut self, limit: Duration) -> Result<ReceiverMessage, SendError> {
         loop {
             let message = self.message(limit)?;
             match message {
-                ToSender::Free { sequence } => self.free(sequence)?,
+                ReceiverMessage::Free { sequence } => self.free(sequence)?,
                 message => return Ok(message),
             }
         }
@@ -77,7 +77,7 @@ impl ServerChannel {
     pub fn wait_until_free(&mut self) -> Result<(), SendError> {
         while !self.free[self.layout.slot(self.next)] {
             match self.message(MAX_WAIT)? {
-                ToSender::Free { sequence } => self.free(sequence)?,
+                ReceiverMessage::Free { sequence } => self.free(sequence)?,
                 other => return Err(SendError::ServerRefused(unexpected(other))),
             }
         }
@@ -95,20 +95,22 @@ impl ServerChannel {
         let until = Instant::now() + limit;
         loop {
             match self.message(until.saturating_duration_since(Instant::now())) {
-                Ok(ToSender::Refused(reason)) => return Some(reason),
-                Ok(ToSender::Free { .. } | ToSender::Stored | ToSender::Actions { .. }) => {}
+                Ok(ReceiverMessage::Refused(reason)) => return Some(reason),
+                Ok(
+                    ReceiverMessage::Free { .. } | ReceiverMessage::Stored | ReceiverMessage::Actions { .. },
+                ) => {}
                 Ok(_) | Err(_) => return None,
             }
         }
     }
 
-    fn message(&mut self, limit: Duration) -> CommandResult<ToSender> {
-        ToSender::decode(&self.incoming.next(limit)?.to_vec()).map_err(Failure::new)
+    fn message(&mut self, limit: Duration) -> CommandResult<ReceiverMessage> {
+        ReceiverMessage::decode(&self.incoming.next(limit)?.to_vec()).map_err(CommandFailure::new)
     }
 
     fn free(&mut self, sequence: u64) -> Result<(), SendError> {
         if sequence >= self.next {
-            return Err(SendError::ServerRefused(Failure::new(
+            return Err(SendError::ServerRefused(CommandFailure::new(
                 "the server freed a window that was not filled",
             )));
         }
@@ -118,15 +120,15 @@ impl ServerChannel {
 }
 
 /// The failure with the server's reason.
-pub fn refused(reason: &str) -> Failure {
-    Failure::new(format!("the server refused: {}", printable(reason)))
+pub fn refused(reason: &str) -> CommandFailure {
+    CommandFailure::new(format!("the server refused: {}", printable(reason)))
 }
 
 /// The failure for an unexpected message.
-pub fn unexpected(message: ToSender) -> Failure {
+pub fn unexpected(message: ReceiverMessage) -> CommandFailure {
     match message {
-        ToSender::Refused(reason) => refused(&reason),
-        _ => Failure::new(
+        ReceiverMessage::Refused(reason) => refused(&reason),
+        _ => CommandFailure::new(
             "the server sent an unexpected message; run the same multirail version on both sides",
         ),
     }

@@ -4,20 +4,20 @@ use std::fs::{File, Metadata};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::PathBuf;
 
-use crate::files::{Entry, Mtime};
+use crate::files::{Mtime, OfferedEntry};
 use multirail::Region;
 use rustix::fs::{CWD, Mode, OFlags};
 
 use super::list::{mtime, permissions};
 use super::server_channel::SendError;
-use crate::content::{self, Pieces};
-use crate::failure::{CommandResult, Failure};
+use crate::content::{self, FilePieces};
+use crate::failure::{CommandFailure, CommandResult};
 
 /// The number of bytes read at a time. They stay in a core's cache while they are hashed and copied into the window.
 const READ_BYTES: usize = 256 << 10;
 
 /// An open file. It is sent as it was offered, or not at all.
-pub struct Source {
+pub struct SourceFile {
     path: PathBuf,
     file: File,
     size: u64,
@@ -41,13 +41,13 @@ impl Stamp {
     }
 }
 
-impl Source {
+impl SourceFile {
     /// Opens a regular file that was listed as `entry`. Fails if it has changed since.
-    pub fn open(path: PathBuf, entry: &Entry) -> Result<Self, SendError> {
+    pub fn open(path: PathBuf, entry: &OfferedEntry) -> Result<Self, SendError> {
         let mut flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
         // A path of the command line may be a link.
         flags.set(OFlags::NOFOLLOW, !entry.path.is_top());
-        let failed = |e: std::io::Error| Failure::new(format!("cannot open {}: {e}", path.display()));
+        let failed = |e: std::io::Error| CommandFailure::new(format!("cannot open {}: {e}", path.display()));
         // Without NONBLOCK, opening a pipe with this name would block.
         let file = rustix::fs::openat(CWD, &path, flags, Mode::empty()).map_err(|e| failed(e.into()))?;
         let file = File::from(file);
@@ -61,8 +61,8 @@ impl Source {
     }
 
     /// The pieces of the file.
-    pub fn pieces(&self, sparse: bool) -> Pieces<'_> {
-        Pieces::new(&self.file, self.size, sparse)
+    pub fn pieces(&self, sparse: bool) -> FilePieces<'_> {
+        FilePieces::new(&self.file, self.size, sparse)
     }
 
     /// The digest of the file's content.
@@ -128,7 +128,10 @@ impl Source {
     pub fn unreadable(&self, error: &std::io::Error) -> SendError {
         match error.kind() {
             std::io::ErrorKind::UnexpectedEof => SendError::FileChanged,
-            _ => SendError::Failed(Failure::new(format!("cannot read {}: {error}", self.path.display()))),
+            _ => SendError::Failed(CommandFailure::new(format!(
+                "cannot read {}: {error}",
+                self.path.display()
+            ))),
         }
     }
 }

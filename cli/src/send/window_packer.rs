@@ -2,14 +2,13 @@
 
 use std::sync::mpsc::SyncSender;
 
-use crate::files::{Item, Layout, Piece, PieceHash, encode};
+use crate::files::{FilePiece, PieceHash, TableItem, WindowLayout, encode};
 use multirail::Region;
 
-use super::server_channel::KeepAliveTimer;
-use super::server_channel::{SendError, ServerChannel};
-use super::source::Source;
-use super::window_writer::Window;
-use crate::failure::Failure;
+use super::server_channel::{KeepAliveTimer, SendError, ServerChannel};
+use super::source::SourceFile;
+use super::window_writer::FilledWindow;
+use crate::failure::CommandFailure;
 
 /// The longest encoded item is shorter than this.
 const ITEM: usize = 64;
@@ -17,7 +16,7 @@ const ITEM: usize = 64;
 /// A message to the thread that writes windows to the server.
 pub enum Filled {
     /// A window to write.
-    Window(Window),
+    Window(FilledWindow),
     /// No window is full yet, and the server needs a sign of life.
     Working,
 }
@@ -26,7 +25,7 @@ pub enum Filled {
 pub struct WindowPacker<'a> {
     channel: &'a mut ServerChannel,
     region: &'a Region,
-    layout: Layout,
+    layout: WindowLayout,
     /// The channel to the thread that writes windows.
     filled: SyncSender<Filled>,
     keep_alive: &'a mut KeepAliveTimer,
@@ -48,13 +47,13 @@ impl<'a> WindowPacker<'a> {
     }
 
     /// Adds an item that has no bytes.
-    pub fn item(&mut self, item: &Item) -> Result<(), SendError> {
+    pub fn item(&mut self, item: &TableItem) -> Result<(), SendError> {
         self.reserve(0)?;
         self.add(item)
     }
 
     /// Adds a whole file of `len` bytes.
-    pub fn whole(&mut self, index: u32, source: &Source, len: usize) -> Result<blake3::Hash, SendError> {
+    pub fn whole(&mut self, index: u32, source: &SourceFile, len: usize) -> Result<blake3::Hash, SendError> {
         self.reserve(len)?;
         let (mut hasher, to) = (blake3::Hasher::new(), self.at());
         source.fill(0, len, &mut self.part, self.region, to, |bytes| {
@@ -63,20 +62,24 @@ impl<'a> WindowPacker<'a> {
         source.ensure_unchanged()?;
         let hash = hasher.finalize();
         self.data += len;
-        self.add(&Item::Whole { index, hash: hash.into() })?;
+        self.add(&TableItem::Whole { index, hash: hash.into() })?;
         Ok(hash)
     }
 
     /// Adds a piece of a file.
-    pub fn piece(&mut self, source: &Source, range: std::ops::Range<u64>) -> Result<Piece, SendError> {
+    pub fn piece(
+        &mut self,
+        source: &SourceFile,
+        range: std::ops::Range<u64>,
+    ) -> Result<FilePiece, SendError> {
         let len = (range.end - range.start) as usize;
         self.reserve(len)?;
         let (mut hash, to) = (PieceHash::new(range.start), self.at());
         source.fill(range.start, len, &mut self.part, self.region, to, |bytes| hash.update(bytes))?;
         source.ensure_unchanged()?;
         self.data += len;
-        let piece = Piece { offset: range.start, len: len as u32, hash: hash.finish() };
-        self.add(&Item::Piece(piece))?;
+        let piece = FilePiece { offset: range.start, len: len as u32, hash: hash.finish() };
+        self.add(&TableItem::Piece(piece))?;
         Ok(piece)
     }
 
@@ -89,8 +92,8 @@ impl<'a> WindowPacker<'a> {
         self.layout.data_at(self.channel.next) + self.data
     }
 
-    fn add(&mut self, item: &Item) -> Result<(), SendError> {
-        encode(item, &mut self.table).map_err(|why| SendError::Failed(Failure::new(why)))
+    fn add(&mut self, item: &TableItem) -> Result<(), SendError> {
+        encode(item, &mut self.table).map_err(|why| SendError::Failed(CommandFailure::new(why)))
     }
 
     /// Waits until the window is free and has space for `len` bytes and an item.
@@ -114,12 +117,12 @@ impl<'a> WindowPacker<'a> {
             return Ok(());
         }
         let sequence = self.channel.next;
-        self.region.copy_in(self.layout.table_at(sequence), &self.table).map_err(Failure::from)?;
-        let window = Window { sequence, table: self.table.len() as u32, data: self.data as u32 };
+        self.region.copy_in(self.layout.table_at(sequence), &self.table).map_err(CommandFailure::from)?;
+        let window = FilledWindow { sequence, table: self.table.len() as u32, data: self.data as u32 };
         self.channel.take_window();
         (self.data, self.table) = (0, Vec::new());
         self.filled
             .send(Filled::Window(window))
-            .map_err(|_| SendError::Failed(Failure::new("the thread that writes windows ended early")))
+            .map_err(|_| SendError::Failed(CommandFailure::new("the thread that writes windows ended early")))
     }
 }

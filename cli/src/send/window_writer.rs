@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::files::Layout;
+use crate::files::WindowLayout;
 use multirail::{Op, Pages, Peer, Region, RemoteRegion};
 
 use crate::failure::CommandResult;
@@ -12,7 +12,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 
 /// A filled window.
 #[derive(Debug, Clone, Copy)]
-pub struct Window {
+pub struct FilledWindow {
     /// The sequence number.
     pub sequence: u64,
     /// The bytes of the table.
@@ -26,22 +26,22 @@ pub struct WindowWriter {
     peer: Peer,
     local: Region,
     remote: RemoteRegion,
-    layout: Layout,
+    layout: WindowLayout,
     /// The page lists of full windows.
     full: Vec<Pages>,
 }
 
 impl WindowWriter {
     /// A writer between two regions of the same layout.
-    pub fn new(peer: &Peer, local: &Region, remote: RemoteRegion, layout: Layout) -> Self {
+    pub fn new(peer: &Peer, local: &Region, remote: RemoteRegion, layout: WindowLayout) -> Self {
         let full = (0..layout.windows)
             .map(|slot| pages(layout, layout.data_at(u64::from(slot)), layout.data as usize));
         Self { peer: peer.clone(), local: local.clone(), remote, layout, full: full.collect() }
     }
 
     /// Writes the bytes and the table of a window, and waits until they are delivered.
-    pub fn write_window(&self, window: Window) -> CommandResult {
-        let Window { sequence, table, data } = window;
+    pub fn write_window(&self, window: FilledWindow) -> CommandResult {
+        let FilledWindow { sequence, table, data } = window;
         let (page, offset, len) = (self.layout.page as usize, self.layout.data_at(sequence), data as usize);
         let partial;
         let whole = match data == self.layout.data {
@@ -70,7 +70,7 @@ impl WindowWriter {
 }
 
 /// The whole pages of `len` bytes at `offset`.
-fn pages(layout: Layout, offset: usize, len: usize) -> Pages {
+fn pages(layout: WindowLayout, offset: usize, len: usize) -> Pages {
     let page = layout.page as usize;
     let (first, count) = ((offset / page) as u32, (len / page) as u32);
     Pages::new((first..first + count).collect::<Vec<_>>())

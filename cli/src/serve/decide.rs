@@ -2,15 +2,15 @@
 
 use std::io;
 
-use crate::files::{Entry, EntryAction, Kind};
+use crate::files::{EntryAction, EntryKind, OfferedEntry};
 use rustix::fs::{FileType, Stat};
 
 use super::directory::{Directory, NameClash, exists, is_directory};
 use super::failed;
 use super::group_writer::GroupWriter;
-use super::reservation::{self, Reservation};
+use super::reservation::{self, QuotaReservation};
 use crate::content;
-use crate::failure::{CommandResult, Failure};
+use crate::failure::{CommandFailure, CommandResult};
 
 /// The maximum number of entries in a group.
 const MOST: usize = 1 << 13;
@@ -19,12 +19,12 @@ const MOST: usize = 1 << 13;
 /// sender no longer waits.
 pub fn decide<'a>(
     directory: &'a Directory,
-    entries: Vec<Entry>,
+    entries: Vec<OfferedEntry>,
     resume: bool,
     wanted: &dyn Fn() -> bool,
 ) -> CommandResult<(GroupWriter<'a>, Vec<EntryAction>)> {
     if entries.len() > MOST {
-        return Err(Failure::new(format!("the sender offers more than {MOST} files at once")));
+        return Err(CommandFailure::new(format!("the sender offers more than {MOST} files at once")));
     }
     let (mut actions, mut offered, mut reservation) = (Vec::with_capacity(entries.len()), 0_u64, 0_u64);
     for entry in &entries {
@@ -43,18 +43,18 @@ pub fn decide<'a>(
         actions.push(action);
     }
     let first = entries.first().map_or_else(String::new, |entry| entry.path.to_string());
-    let reservation = Reservation::reserve(&directory.staging.quota, offered, reservation)
+    let reservation = QuotaReservation::reserve(&directory.staging.quota, offered, reservation)
         .map_err(|failure| failure.context(format!("{first} was not stored")))?;
     Ok((GroupWriter::new(directory, entries, actions.clone(), resume, reservation), actions))
 }
 
 fn one(
     directory: &Directory,
-    entry: &Entry,
+    entry: &OfferedEntry,
     resume: bool,
     wanted: &dyn Fn() -> bool,
 ) -> CommandResult<EntryAction> {
-    let is_file = matches!(entry.kind, Kind::File { .. });
+    let is_file = matches!(entry.kind, EntryKind::File { .. });
     if is_file && !resume {
         directory.staging.discard(&entry.path);
     }
@@ -67,15 +67,17 @@ fn one(
         return Ok(if partial { EntryAction::Partial } else { EntryAction::Send });
     };
     match (&entry.kind, FileType::from_raw_mode(found.st_mode)) {
-        (Kind::Directory | Kind::Leave, FileType::Directory) => return Ok(EntryAction::Send),
-        (Kind::Directory | Kind::Leave, _) if skip => return Ok(EntryAction::Skip),
-        (Kind::Directory | Kind::Leave, _) => {
-            return Err(Failure::new("a file has the name of this directory; remove or rename it"));
+        (EntryKind::Directory | EntryKind::Leave, FileType::Directory) => return Ok(EntryAction::Send),
+        (EntryKind::Directory | EntryKind::Leave, _) if skip => return Ok(EntryAction::Skip),
+        (EntryKind::Directory | EntryKind::Leave, _) => {
+            return Err(CommandFailure::new("a file has the name of this directory; remove or rename it"));
         }
-        (Kind::File { size, .. }, FileType::RegularFile) if resume && is_size(&found, *size) => {
+        (EntryKind::File { size, .. }, FileType::RegularFile) if resume && is_size(&found, *size) => {
             return Ok(EntryAction::Compare { digest: digest(directory, entry, wanted)?, skip });
         }
-        (Kind::Link { target }, FileType::Symlink) if resume && directory.is_link(&entry.path, target)? => {
+        (EntryKind::Link { target }, FileType::Symlink)
+            if resume && directory.is_link(&entry.path, target)? =>
+        {
             return Ok(EntryAction::Have);
         }
         (_, FileType::Directory) if directory.on_clash == NameClash::Overwrite => return Err(is_directory()),
@@ -95,10 +97,10 @@ fn is_size(found: &Stat, size: u64) -> bool {
     u64::try_from(found.st_size) == Ok(size)
 }
 
-fn digest(directory: &Directory, entry: &Entry, wanted: &dyn Fn() -> bool) -> CommandResult<[u8; 32]> {
+fn digest(directory: &Directory, entry: &OfferedEntry, wanted: &dyn Fn() -> bool) -> CommandResult<[u8; 32]> {
     let file = directory.file(&entry.path)?;
     content::digest(&file, entry.size(), wanted).map_err(|error| match error.kind() {
-        io::ErrorKind::Interrupted => Failure::new("the sender is gone"),
+        io::ErrorKind::Interrupted => CommandFailure::new("the sender is gone"),
         _ => failed("read the file that is there", error),
     })
 }

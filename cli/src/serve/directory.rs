@@ -4,7 +4,7 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
-use crate::files::{Entry, Kind, Mtime, TreePath};
+use crate::files::{EntryKind, Mtime, OfferedEntry, TreePath};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, Stat, Timespec, Timestamps, UTIME_OMIT};
 use rustix::io::Errno;
 
@@ -15,10 +15,11 @@ use super::quota::Quota;
 use super::staged_file::StagedFile;
 use super::staging_directory::StagingDirectory;
 use crate::content;
-use crate::failure::{CommandResult, Failure};
+use crate::failure::{CommandFailure, CommandResult};
 
 /// The mode of a directory that a server made, until its content is stored. A later server recognises by the sticky bit
-/// that mode and time are still to be set. The bit has no effect where only the owner may write, and no sender can set it.
+/// that mode and time are still to be set. The bit has no effect where only the owner may write, and no sender can set
+/// it.
 const UNFINISHED: Mode = Mode::RWXU.union(Mode::SVTX);
 
 /// The number of suffixes that are tried if a name exists.
@@ -53,7 +54,7 @@ impl Directory {
     pub fn open(path: PathBuf, on_clash: NameClash, quota: Quota) -> CommandResult<Self> {
         let unusable = |error: Errno, advice| {
             let reason = std::io::Error::from(error);
-            Failure::new(format!("cannot open the directory {}: {reason}; {advice}", path.display()))
+            CommandFailure::new(format!("cannot open the directory {}: {reason}; {advice}", path.display()))
         };
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let fd = rustix::fs::openat(CWD, &path, flags, Mode::empty())
@@ -115,9 +116,9 @@ impl Directory {
         }
     }
 
-    /// Sets mode and time of a directory whose entries are stored, unless the directory existed before and the rule keeps
-    /// it.
-    pub fn finish_directory(&self, entry: &Entry) -> CommandResult {
+    /// Sets mode and time of a directory whose entries are stored, unless the directory existed before and the rule
+    /// keeps it.
+    pub fn finish_directory(&self, entry: &OfferedEntry) -> CommandResult {
         let fd = beneath::open(&self.fd, entry.path.as_bytes()).map_err(parent_failure)?;
         let mode = rustix::fs::fstat(&fd).map(|stat| Mode::from_raw_mode(stat.st_mode));
         match mode.map_err(|error| failed("read the mode of the existing directory", error))? {
@@ -144,9 +145,9 @@ impl Directory {
     /// Gives a staged file its final name, by the rule for existing names. Returns false if another file has the name
     /// and stays.
     ///
-    /// With `resume`, an existing file or link with the same content is no clash: an interrupted sender has sent it, and
-    /// the server gave it its name after it had decided about this entry.
-    pub fn publish(&self, staged: StagedFile<'_>, entry: &Entry, resume: bool) -> CommandResult<bool> {
+    /// With `resume`, an existing file or link with the same content is no clash: an interrupted sender has sent it,
+    /// and the server gave it its name after it had decided about this entry.
+    pub fn publish(&self, staged: StagedFile<'_>, entry: &OfferedEntry, resume: bool) -> CommandResult<bool> {
         let path = &entry.path;
         let (parent, from) = (self.parent(path)?, &self.staging.fd);
         let name = path.name_os();
@@ -182,13 +183,13 @@ impl Directory {
         Ok(true)
     }
 
-    /// Returns true if an existing file or link has the name of `entry` and the content of the staged file. In that case
-    /// it also sets the file's mode and time.
-    fn has_same_content(&self, staged: &StagedFile<'_>, entry: &Entry) -> CommandResult<bool> {
+    /// Returns true if an existing file or link has the name of `entry` and the content of the staged file. In that
+    /// case it also sets the file's mode and time.
+    fn has_same_content(&self, staged: &StagedFile<'_>, entry: &OfferedEntry) -> CommandResult<bool> {
         let found = self.stat(&entry.path)?.map(|found| FileType::from_raw_mode(found.st_mode));
         match (&entry.kind, found) {
-            (Kind::Link { target }, Some(FileType::Symlink)) => self.is_link(&entry.path, target),
-            (Kind::File { size, .. }, Some(FileType::RegularFile)) => {
+            (EntryKind::Link { target }, Some(FileType::Symlink)) => self.is_link(&entry.path, target),
+            (EntryKind::File { size, .. }, Some(FileType::RegularFile)) => {
                 let (Ok(there), Ok(ours)) = (self.file(&entry.path), self.staging.read(staged.name())) else {
                     return Ok(false);
                 };
@@ -215,7 +216,7 @@ impl Directory {
 }
 
 /// Sets mode and time of a file or directory.
-pub fn set_mode_and_time(file: &File, entry: &Entry) -> CommandResult {
+pub fn set_mode_and_time(file: &File, entry: &OfferedEntry) -> CommandResult {
     rustix::fs::fchmod(file, Mode::from_raw_mode(entry.mode.into()))
         .and_then(|()| rustix::fs::futimens(file, &times(entry.mtime)))
         .map_err(|error| failed("set mode and time", error))
@@ -230,13 +231,15 @@ pub fn times(mtime: Mtime) -> Timestamps {
 }
 
 /// The failure for a file whose name exists.
-pub fn exists() -> Failure {
-    Failure::new("a file of that name exists; rename it, or start the server with --on-clash overwrite")
+pub fn exists() -> CommandFailure {
+    CommandFailure::new(
+        "a file of that name exists; rename it, or start the server with --on-clash overwrite",
+    )
 }
 
 /// The failure for a file that would replace a directory.
-pub fn is_directory() -> Failure {
-    Failure::new("a directory of that name exists; remove or rename it")
+pub fn is_directory() -> CommandFailure {
+    CommandFailure::new("a directory of that name exists; remove or rename it")
 }
 
 fn rename_exclusively(
@@ -263,8 +266,8 @@ fn numbered(name: &[u8], n: usize) -> std::ffi::OsString {
     std::ffi::OsString::from_vec([&name[..kept], suffix.as_bytes()].concat())
 }
 
-fn parent_failure(error: Errno) -> Failure {
-    Failure::new(match error {
+fn parent_failure(error: Errno) -> CommandFailure {
+    CommandFailure::new(match error {
         Errno::LOOP => "one of its parents is a symbolic link, which the server does not follow",
         Errno::NOTDIR => "one of its parents is not a directory; remove or rename that file",
         Errno::XDEV => {
@@ -288,8 +291,8 @@ mod tests {
         let directory = Directory::open(into.path().to_owned(), NameClash::Skip, quota).unwrap();
         let staging = &directory.staging;
         let path = TreePath::new(b"name").unwrap();
-        let (kind, mtime) = (Kind::File { size: 1, data: 1 }, Mtime { seconds: 0, nanoseconds: 0 });
-        let entry = Entry { path: path.clone(), kind, mode: 0o644, mtime };
+        let (kind, mtime) = (EntryKind::File { size: 1, data: 1 }, Mtime { seconds: 0, nanoseconds: 0 });
+        let entry = OfferedEntry { path: path.clone(), kind, mode: 0o644, mtime };
         let partial = || {
             let (mut staged, ..) = staging.begin(&path).unwrap();
             staging.quota.reserve(90 * ENTRY).unwrap();

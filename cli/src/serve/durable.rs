@@ -5,7 +5,7 @@ use std::io;
 use std::sync::{Mutex, PoisonError};
 
 use super::failed;
-use crate::failure::{CommandResult, Failure};
+use crate::failure::{CommandFailure, CommandResult};
 
 /// Syncs files to disk. After a failed sync, all later syncs fail.
 pub struct Durable {
@@ -21,17 +21,19 @@ impl Durable {
         Self { broken: Mutex::new(false), each: !syncfs_reports_errors() }
     }
 
-    /// Syncs all files with `sync`. The system reports a failure once, to one caller. So callers take turns, and after the
-    /// first failure all of them fail.
+    /// Syncs all files with `sync`. The system reports a failure once, to one caller. So callers take turns, and after
+    /// the first failure all of them fail.
     pub fn all(&self, sync: impl FnOnce() -> rustix::io::Result<()>) -> CommandResult {
         let mut broken = self.broken.lock().unwrap_or_else(PoisonError::into_inner);
         if *broken {
-            return Err(Failure::new("the disk lost written bytes; check the disk and restart the server"));
+            return Err(CommandFailure::new(
+                "the disk lost written bytes; check the disk and restart the server",
+            ));
         }
         sync().map_err(|error| {
             *broken = true;
             let reason = io::Error::from(error);
-            Failure::new(format!(
+            CommandFailure::new(format!(
                 "the server cannot sync the files: {reason}; check the disk and restart the server"
             ))
         })

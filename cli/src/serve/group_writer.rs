@@ -4,23 +4,23 @@ use std::fs::File;
 use std::io::Write;
 use std::time::Instant;
 
-use crate::files::{CHUNK, Entry, EntryAction, Item, Kind, Piece};
+use multirail::Region;
 use rustix::fs::AtFlags;
 
 use super::directory::{Directory, NameClash, exists, set_mode_and_time, times};
 use super::partial_file::PartialFile;
 use super::report::Stored;
-use super::reservation::{self, ENTRY, Reservation};
+use super::reservation::{self, ENTRY, QuotaReservation};
 use super::staged_file::StagedFile;
-use super::window_bytes::WindowBytes;
 use super::{failed, unexpected_item};
 use crate::entry_counts::EntryResult;
-use crate::failure::{CommandResult, Failure};
+use crate::failure::{CommandFailure, CommandResult};
+use crate::files::{CHUNK, EntryAction, EntryKind, FilePiece, OfferedEntry, TableItem};
 
 /// A group whose actions are decided.
 pub struct GroupWriter<'a> {
     directory: &'a Directory,
-    entries: Vec<Entry>,
+    entries: Vec<OfferedEntry>,
     actions: Vec<EntryAction>,
     /// True if the sender continues an earlier attempt: then an existing file with the same content is no clash.
     resume: bool,
@@ -31,26 +31,26 @@ pub struct GroupWriter<'a> {
     /// The partial file that the sender has asked about.
     found: Option<(usize, PartialFile<'a>)>,
     /// The steps after the next sync, in order.
-    batch: Vec<Step<'a>>,
+    batch: Vec<DurableStep<'a>>,
     /// The quota of the bytes that were not received yet.
-    reservation: Reservation<'a>,
+    reservation: QuotaReservation<'a>,
     /// The entry that failed, if it is not the current one.
     failed: Option<usize>,
     begun: Instant,
     /// The outcome of each entry.
-    outcomes: Vec<Outcome>,
+    outcomes: Vec<EntryOutcome>,
 }
 
 /// The outcome of an entry so far.
 #[derive(Clone, Default)]
-struct Outcome {
+struct EntryOutcome {
     /// The result, once the entry has its final name.
     entry_result: Option<EntryResult>,
     received: u64,
     hash: Option<blake3::Hash>,
 }
 
-impl Outcome {
+impl EntryOutcome {
     /// The outcome that follows from the action alone.
     fn new(action: &EntryAction) -> Self {
         let entry_result = match action {
@@ -63,7 +63,7 @@ impl Outcome {
 }
 
 /// A step after the bytes so far are durable.
-enum Step<'a> {
+enum DurableStep<'a> {
     Publish { index: usize, staged: StagedFile<'a>, hash: Option<blake3::Hash> },
     FinishDirectory { index: usize },
 }
@@ -72,13 +72,13 @@ impl<'a> GroupWriter<'a> {
     /// A group with an action for each entry, and its reservation.
     pub fn new(
         directory: &'a Directory,
-        entries: Vec<Entry>,
+        entries: Vec<OfferedEntry>,
         actions: Vec<EntryAction>,
         resume: bool,
-        reservation: Reservation<'a>,
+        reservation: QuotaReservation<'a>,
     ) -> Self {
         let (open, found, batch, failed) = (None, None, Vec::new(), None);
-        let outcomes = actions.iter().map(Outcome::new).collect();
+        let outcomes = actions.iter().map(EntryOutcome::new).collect();
         Self {
             directory,
             entries,
@@ -109,7 +109,7 @@ impl<'a> GroupWriter<'a> {
 
     /// The pieces of an entry's partial file from number `first` on, whether these are the last, and the bytes of all
     /// pieces.
-    pub fn have(&mut self, index: u32, first: u64) -> CommandResult<(Vec<Piece>, bool, u64)> {
+    pub fn have(&mut self, index: u32, first: u64) -> CommandResult<(Vec<FilePiece>, bool, u64)> {
         let index = index as usize;
         match self.actions.get(index) {
             Some(EntryAction::Partial | EntryAction::Compare { skip: false, .. }) if self.next == 0 => {}
@@ -134,19 +134,19 @@ impl<'a> GroupWriter<'a> {
     }
 
     /// Stores one item with its bytes.
-    pub fn item(&mut self, item: &Item, bytes: &mut WindowBytes<'_>) -> CommandResult {
+    pub fn item(&mut self, item: &TableItem, bytes: &mut WindowBytes<'_>) -> CommandResult {
         let index = match *item {
-            Item::Piece(piece) => return self.piece(&piece, bytes),
-            Item::End => return self.end(),
-            Item::Make { index }
-            | Item::Whole { index, .. }
-            | Item::Same { index }
-            | Item::Begin { index, .. } => self.accept_index(index)?,
+            TableItem::Piece(piece) => return self.piece(&piece, bytes),
+            TableItem::End => return self.end(),
+            TableItem::Make { index }
+            | TableItem::Whole { index, .. }
+            | TableItem::Same { index }
+            | TableItem::Begin { index, .. } => self.accept_index(index)?,
         };
         match *item {
-            Item::Whole { hash, .. } => self.whole(index, hash, bytes),
-            Item::Same { .. } => self.same(index),
-            Item::Begin { keep, .. } => self.begin(index, keep),
+            TableItem::Whole { hash, .. } => self.whole(index, hash, bytes),
+            TableItem::Same { .. } => self.same(index),
+            TableItem::Begin { keep, .. } => self.begin(index, keep),
             _ => self.make(index),
         }
     }
@@ -165,7 +165,7 @@ impl<'a> GroupWriter<'a> {
         let (entry, staging) = (&self.entries[index], &self.directory.staging);
         match &entry.kind {
             _ if self.actions[index] != EntryAction::Send => Err(unexpected_item()),
-            Kind::Directory => {
+            EntryKind::Directory => {
                 let cost = if self.directory.stat(&entry.path)?.is_none() { ENTRY } else { 0 };
                 self.reservation.ensure(0, cost)?;
                 self.directory.make(&entry.path)?;
@@ -173,11 +173,11 @@ impl<'a> GroupWriter<'a> {
                 self.outcomes[index].entry_result = Some(EntryResult::Stored);
                 Ok(())
             }
-            Kind::Leave => {
-                self.batch.push(Step::FinishDirectory { index });
+            EntryKind::Leave => {
+                self.batch.push(DurableStep::FinishDirectory { index });
                 Ok(())
             }
-            Kind::Link { target } => {
+            EntryKind::Link { target } => {
                 self.reservation.ensure(0, ENTRY)?;
                 let mut staged = staging.link(target)?;
                 self.reservation.spend(0, ENTRY);
@@ -189,7 +189,7 @@ impl<'a> GroupWriter<'a> {
                     AtFlags::SYMLINK_NOFOLLOW,
                 )
                 .map_err(|error| failed("set a time", error))?;
-                self.batch.push(Step::Publish { index, staged, hash: None });
+                self.batch.push(DurableStep::Publish { index, staged, hash: None });
                 Ok(())
             }
             _ => Err(unexpected_item()),
@@ -212,7 +212,7 @@ impl<'a> GroupWriter<'a> {
             file.write_all(part).map_err(|error| failed("write the file", error))
         })?;
         if hasher.finalize() != hash {
-            return Err(Failure::new("the received bytes have a wrong checksum; send the file again"));
+            return Err(CommandFailure::new("the received bytes have a wrong checksum; send the file again"));
         }
         self.outcomes[index].received = size;
         self.ready(index, staged, &file, Some(hash.into()))
@@ -247,13 +247,15 @@ impl<'a> GroupWriter<'a> {
                 partial
             }
             None if keep == 0 => PartialFile::begin(staging, path, &mut self.reservation)?,
-            None => return Err(Failure::new("its partial file no longer exists; send the file again")),
+            None => {
+                return Err(CommandFailure::new("its partial file no longer exists; send the file again"));
+            }
         };
         self.open = Some((index, partial));
         Ok(())
     }
 
-    fn piece(&mut self, piece: &Piece, bytes: &mut WindowBytes<'_>) -> CommandResult {
+    fn piece(&mut self, piece: &FilePiece, bytes: &mut WindowBytes<'_>) -> CommandResult {
         match (&mut self.open, &self.entries) {
             (Some((index, partial)), entries) if piece.is_valid(entries[*index].size()) => {
                 partial.push(piece, bytes, &mut self.reservation)?;
@@ -273,13 +275,13 @@ impl<'a> GroupWriter<'a> {
     /// The size of a file. Fails unless its action allows the sender to send it.
     fn expected_size(&self, index: usize) -> CommandResult<u64> {
         match (&self.entries[index].kind, self.actions[index]) {
-            (Kind::File { .. }, EntryAction::Compare { skip: false, .. })
+            (EntryKind::File { .. }, EntryAction::Compare { skip: false, .. })
                 if self.directory.on_clash == NameClash::Refuse =>
             {
                 Err(exists())
             }
             (
-                Kind::File { size, .. },
+                EntryKind::File { size, .. },
                 EntryAction::Send | EntryAction::Partial | EntryAction::Compare { skip: false, .. },
             ) => Ok(*size),
             _ => Err(unexpected_item()),
@@ -295,24 +297,24 @@ impl<'a> GroupWriter<'a> {
     ) -> CommandResult {
         set_mode_and_time(file, &self.entries[index])?;
         self.directory.durable.one(file)?;
-        self.batch.push(Step::Publish { index, staged, hash });
+        self.batch.push(DurableStep::Publish { index, staged, hash });
         Ok(())
     }
 
-    /// Makes the received files durable and gives them their final names. If a file cannot get its name, the other files
-    /// still get theirs, but directories stay unfinished.
+    /// Makes the received files durable and gives them their final names. If a file cannot get its name, the other
+    /// files still get theirs, but directories stay unfinished.
     pub fn commit(&mut self) -> CommandResult {
-        if self.batch.iter().any(|step| matches!(step, Step::Publish { .. })) {
+        if self.batch.iter().any(|step| matches!(step, DurableStep::Publish { .. })) {
             self.directory.sync()?;
         }
         let mut all = Ok(());
         for step in self.batch.drain(..) {
             let (index, hash, done) = match step {
-                Step::Publish { index, staged, hash } => {
+                DurableStep::Publish { index, staged, hash } => {
                     (index, hash, self.directory.publish(staged, &self.entries[index], self.resume))
                 }
-                Step::FinishDirectory { .. } if all.is_err() => continue,
-                Step::FinishDirectory { index } => {
+                DurableStep::FinishDirectory { .. } if all.is_err() => continue,
+                DurableStep::FinishDirectory { index } => {
                     (index, None, self.directory.finish_directory(&self.entries[index]).map(|()| true))
                 }
             };
@@ -346,10 +348,44 @@ impl<'a> GroupWriter<'a> {
         self.directory.sync()?;
         let done = self.entries.into_iter().zip(self.outcomes).take(entries);
         let begun = self.begun;
-        let stored = done.map(|(entry, Outcome { entry_result, received, hash })| {
+        let stored = done.map(|(entry, EntryOutcome { entry_result, received, hash })| {
             let entry_result = entry_result.ok_or_else(unexpected_item)?;
             Ok(Stored { entry, entry_result, received, hash, begun })
         });
         stored.collect()
+    }
+}
+
+/// The number of bytes read from a window at a time. They stay in a core's cache while they are hashed and written.
+const PART: usize = 256 << 10;
+
+/// The unread bytes of a window.
+pub struct WindowBytes<'a> {
+    region: &'a Region,
+    part: &'a mut Vec<u8>,
+    at: usize,
+    left: usize,
+}
+
+impl<'a> WindowBytes<'a> {
+    /// `len` bytes of the region at `at`. `part` is a reusable buffer.
+    pub fn new(region: &'a Region, part: &'a mut Vec<u8>, at: usize, len: usize) -> Self {
+        Self { region, part, at, left: len }
+    }
+
+    /// Passes the next `len` bytes to `part`, in parts.
+    pub fn take(&mut self, len: usize, mut part: impl FnMut(&[u8]) -> CommandResult) -> CommandResult {
+        self.left = match self.left.checked_sub(len) {
+            Some(left) => left,
+            None => return Err(CommandFailure::new("the sender's table names more bytes than it sent")),
+        };
+        self.part.resize(PART, 0);
+        for done in (0..len).step_by(PART) {
+            let bytes = &mut self.part[..PART.min(len - done)];
+            self.region.copy_out(self.at, bytes)?;
+            self.at += bytes.len();
+            part(bytes)?;
+        }
+        Ok(())
     }
 }

@@ -8,7 +8,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-use crate::files::{Piece, TreePath};
+use crate::files::{FilePiece, TreePath};
 
 const MAGIC: [u8; 8] = *b"mrjrnl01";
 /// The bytes of a record.
@@ -58,7 +58,7 @@ impl Journal {
     }
 
     /// Adds a piece.
-    pub fn push(&mut self, piece: &Piece) -> io::Result<()> {
+    pub fn push(&mut self, piece: &FilePiece) -> io::Result<()> {
         let mut record = [0; RECORD as usize];
         record[..8].copy_from_slice(&piece.offset.to_le_bytes());
         record[8..12].copy_from_slice(&piece.len.to_le_bytes());
@@ -69,14 +69,14 @@ impl Journal {
     }
 
     /// Piece `index`, or `None` if its record is invalid.
-    pub fn piece(&self, index: u64) -> io::Result<Option<Piece>> {
+    pub fn piece(&self, index: u64) -> io::Result<Option<FilePiece>> {
         let mut record = [0; RECORD as usize];
         self.file.read_exact_at(&mut record, self.header + index * RECORD)?;
         let (offset, rest) = record.split_at(8);
         let (len, hash) = rest.split_at(4);
         let piece = match (offset.try_into(), len.try_into(), hash.try_into()) {
             (Ok(offset), Ok(len), Ok(hash)) => {
-                Piece { offset: u64::from_le_bytes(offset), len: u32::from_le_bytes(len), hash }
+                FilePiece { offset: u64::from_le_bytes(offset), len: u32::from_le_bytes(len), hash }
             }
             _ => return Ok(None),
         };
@@ -84,7 +84,7 @@ impl Journal {
     }
 
     /// The bytes of all pieces, and their sum by `cost`.
-    pub fn bytes(&self, cost: impl Fn(&Piece) -> u64) -> io::Result<(u64, u64)> {
+    pub fn bytes(&self, cost: impl Fn(&FilePiece) -> u64) -> io::Result<(u64, u64)> {
         (0..self.count).try_fold((0, 0), |(bytes, taken): (u64, u64), index| {
             let piece = self.piece(index)?;
             let (len, cost) = piece.map_or((0, RECORD), |piece| (piece.len, cost(&piece)));
@@ -124,7 +124,7 @@ mod tests {
         let file = tempfile::tempfile().unwrap();
         let path = TreePath::new(b"a/b").unwrap();
         let mut journal = Journal::create(file.try_clone().unwrap(), &path).unwrap();
-        let pieces = [(0, 10), (4096, 20), (1 << 20, 30)].map(|(offset, len)| Piece {
+        let pieces = [(0, 10), (4096, 20), (1 << 20, 30)].map(|(offset, len)| FilePiece {
             offset,
             len,
             hash: [len as u8; 32],

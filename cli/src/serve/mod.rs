@@ -16,7 +16,6 @@ mod senders;
 mod session;
 mod staged_file;
 mod staging_directory;
-mod window_bytes;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -27,7 +26,7 @@ use std::time::Duration;
 
 use multirail::{ErrorKind, Fabric, Peer, RecvPool};
 
-use super::failure::{CommandResult, Failure};
+use super::failure::{CommandFailure, CommandResult};
 use super::units::{self, Size};
 use super::wire::MESSAGE_BYTES;
 use super::{Common, connection, output};
@@ -35,7 +34,7 @@ use directory::{Directory, NameClash};
 use quota::Quota;
 use refused_senders::RefusedSenders;
 use senders::Senders;
-use session::Session;
+use session::SenderSession;
 
 /// The pause after a failed connection attempt, so that many of them cost little CPU time.
 const RETRY_PAUSE: Duration = Duration::from_millis(20);
@@ -74,7 +73,7 @@ pub struct ServeArguments {
     silence: Duration,
 }
 
-struct Server {
+struct FileServer {
     fabric: Fabric,
     directory: Directory,
     senders: Arc<Senders>,
@@ -99,7 +98,8 @@ pub fn run(common: &Common, arguments: ServeArguments) -> CommandResult {
         flag.store(true, Ordering::SeqCst);
         closing.close();
     };
-    ctrlc::set_handler(interrupt).map_err(|error| Failure::new(format!("cannot handle signals: {error}")))?;
+    ctrlc::set_handler(interrupt)
+        .map_err(|error| CommandFailure::new(format!("cannot handle signals: {error}")))?;
     // A sender waits for the welcome of its session, so receives are posted before its first message.
     let opened = || -> CommandResult<_> {
         let pool = fabric.recv_pool(senders::MOST * senders::BACKLOG, MESSAGE_BYTES)?;
@@ -118,7 +118,7 @@ pub fn run(common: &Common, arguments: ServeArguments) -> CommandResult {
         false => output::line(&format!("listening on {address}; run: {send}"))?,
     }
     let (senders, silence, json) = (Arc::<Senders>::default(), arguments.silence, common.json);
-    let server = Arc::new(Server {
+    let server = Arc::new(FileServer {
         fabric,
         directory,
         senders: Arc::clone(&senders),
@@ -196,9 +196,9 @@ fn dispatch(pool: RecvPool, senders: &Senders) {
     }
 }
 
-impl Server {
+impl FileServer {
     fn serve(&self, peer: &Peer, incoming: Receiver<Vec<u8>>) -> CommandResult {
-        let served = Session::run(self, peer, incoming);
+        let served = SenderSession::run(self, peer, incoming);
         if served.is_err() && self.interrupted.load(Ordering::SeqCst) {
             self.unfinished_senders.fetch_add(1, Ordering::SeqCst);
         }
@@ -226,11 +226,11 @@ fn ended_by_signal(directory: &Directory, senders: usize) -> CommandResult {
         1 => "one unfinished file is in .multirail for `send --resume`".to_owned(),
         many => format!("{many} unfinished files are in .multirail for `send --resume`"),
     };
-    Err(Failure::new(format!("interrupted{unfinished_senders}; {waiting}")))
+    Err(CommandFailure::new(format!("interrupted{unfinished_senders}; {waiting}")))
 }
 
 /// The failure of an operation of the server. The sender gets this text too, so it has no local path.
-pub fn failed(what: &str, error: impl Into<std::io::Error>) -> Failure {
+pub fn failed(what: &str, error: impl Into<std::io::Error>) -> CommandFailure {
     let error = error.into();
     let remedy = match error.kind() {
         std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => {
@@ -239,10 +239,10 @@ pub fn failed(what: &str, error: impl Into<std::io::Error>) -> Failure {
         std::io::ErrorKind::PermissionDenied => "; check the directory's permissions",
         _ => "",
     };
-    Failure::new(format!("the server cannot {what}: {error}{remedy}"))
+    CommandFailure::new(format!("the server cannot {what}: {error}{remedy}"))
 }
 
 /// The failure for a sender that breaks the protocol.
-pub fn unexpected_item() -> Failure {
-    Failure::new("the sender sent an unexpected item; run the same multirail version on both sides")
+pub fn unexpected_item() -> CommandFailure {
+    CommandFailure::new("the sender sent an unexpected item; run the same multirail version on both sides")
 }

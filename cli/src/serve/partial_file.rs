@@ -3,15 +3,15 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
-use crate::files::{FileHash, MAX_HAVE_PIECES, Piece, PieceHash, TreePath};
+use crate::files::{FileHash, FilePiece, MAX_HAVE_PIECES, PieceHash, TreePath};
 
 use super::failed;
+use super::group_writer::WindowBytes;
 use super::journal::Journal;
-use super::reservation::{self, Reservation};
+use super::reservation::{self, QuotaReservation};
 use super::staged_file::StagedFile;
 use super::staging_directory::StagingDirectory;
-use super::window_bytes::WindowBytes;
-use crate::failure::{CommandResult, Failure};
+use crate::failure::{CommandFailure, CommandResult};
 
 /// A file that arrives in pieces.
 pub struct PartialFile<'a> {
@@ -30,7 +30,7 @@ impl<'a> PartialFile<'a> {
     pub fn begin(
         staging: &'a StagingDirectory,
         path: &TreePath,
-        reservation: &mut Reservation<'_>,
+        reservation: &mut QuotaReservation<'_>,
     ) -> CommandResult<Self> {
         staging.discard(path);
         let cost = reservation::partial(path);
@@ -53,8 +53,9 @@ impl<'a> PartialFile<'a> {
         self.bytes
     }
 
-    /// The pieces from number `first` on, up to the first that differs from the journal, and whether these are the last.
-    pub fn have(&self, first: u64) -> CommandResult<(Vec<Piece>, bool)> {
+    /// The pieces from number `first` on, up to the first that differs from the journal, and whether these are the
+    /// last.
+    pub fn have(&self, first: u64) -> CommandResult<(Vec<FilePiece>, bool)> {
         let unreadable = |error| failed("read a partial file", error);
         let until = first.saturating_add(MAX_HAVE_PIECES as u64).min(self.journal.count());
         let (mut pieces, mut bytes) = (Vec::new(), Vec::new());
@@ -74,11 +75,11 @@ impl<'a> PartialFile<'a> {
 
     /// Keeps the first `count` pieces, for a file of `size` bytes. The bytes after them are removed, and their quota is
     /// reserved again.
-    pub fn keep(&mut self, count: u64, size: u64, reservation: &mut Reservation<'_>) -> CommandResult {
+    pub fn keep(&mut self, count: u64, size: u64, reservation: &mut QuotaReservation<'_>) -> CommandResult {
         let io_failed = |error| failed("continue a partial file", error);
         self.journal.keep(count).map_err(io_failed)?;
         if self.journal.count() < count {
-            return Err(Failure::new(
+            return Err(CommandFailure::new(
                 "the sender keeps more pieces than the server has; send the file again",
             ));
         }
@@ -87,7 +88,9 @@ impl<'a> PartialFile<'a> {
         for index in 0..self.journal.count() {
             let piece = self.journal.piece(index).map_err(io_failed)?;
             let Some(piece) = piece.filter(|piece| piece.is_valid(size) && piece.offset >= self.end) else {
-                return Err(Failure::new("the partial file is invalid; send the file without --resume"));
+                return Err(CommandFailure::new(
+                    "the partial file is invalid; send the file without --resume",
+                ));
             };
             self.hash.push(&piece);
             kept += reservation::piece(&piece);
@@ -99,16 +102,16 @@ impl<'a> PartialFile<'a> {
         Ok(())
     }
 
-    /// Stores the next piece. The quota of the piece is counted before its first byte is written. If the piece fails, the
-    /// quota is given back after its bytes are removed.
+    /// Stores the next piece. The quota of the piece is counted before its first byte is written. If the piece fails,
+    /// the quota is given back after its bytes are removed.
     pub fn push(
         &mut self,
-        piece: &Piece,
+        piece: &FilePiece,
         bytes: &mut WindowBytes<'_>,
-        reservation: &mut Reservation<'_>,
+        reservation: &mut QuotaReservation<'_>,
     ) -> CommandResult {
         if piece.offset < self.end {
-            return Err(Failure::new("the sender sent pieces in the wrong order"));
+            return Err(CommandFailure::new("the sender sent pieces in the wrong order"));
         }
         let (len, cost) = (u64::from(piece.len), reservation::piece(piece));
         reservation.ensure(len, cost)?;
@@ -129,7 +132,7 @@ impl<'a> PartialFile<'a> {
         Ok(())
     }
 
-    fn write(&mut self, piece: &Piece, bytes: &mut WindowBytes<'_>) -> CommandResult {
+    fn write(&mut self, piece: &FilePiece, bytes: &mut WindowBytes<'_>) -> CommandResult {
         let (mut at, mut hash) = (piece.offset, PieceHash::new(piece.offset));
         bytes.take(piece.len as usize, |part| {
             hash.update(part);
@@ -138,7 +141,7 @@ impl<'a> PartialFile<'a> {
             Ok(())
         })?;
         if hash.finish() != piece.hash {
-            return Err(Failure::new("the received bytes have a wrong checksum; send the file again"));
+            return Err(CommandFailure::new("the received bytes have a wrong checksum; send the file again"));
         }
         self.journal.push(piece).map_err(|e| failed("write a journal", e))
     }

@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use crate::failure::{CommandResult, Failure};
+use crate::failure::{CommandFailure, CommandResult};
 use crate::units::Size;
 
 /// The stored and reserved bytes of complete and partial files.
@@ -32,7 +32,7 @@ impl Quota {
     fn with(&self, used: u64, bytes: u64) -> CommandResult<u64> {
         match used.checked_add(bytes).filter(|&sum| sum <= self.most) {
             Some(sum) => Ok(sum),
-            None => Err(Failure::new(format!(
+            None => Err(CommandFailure::new(format!(
                 "{} more exceed the server's limit: {} of {} are used; send less, or start the server with a larger --max-bytes",
                 Size(bytes),
                 Size(used),

@@ -3,14 +3,13 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use crate::files::ToSender;
+use crate::files::ReceiverMessage;
 use multirail::{Access, Fabric, Op, Peer, Region};
 
 use super::senders;
 use crate::connection::DISCONNECT_LIMIT;
 use crate::failure::CommandResult;
-use crate::output;
-use crate::wire;
+use crate::{output, wire};
 
 /// The maximum number of refused senders that are still connected. Above it, the first is disconnected.
 const MOST: usize = 64;
@@ -35,7 +34,7 @@ struct Leaving {
 impl RefusedSenders {
     /// No sender is refused yet.
     pub fn new(fabric: &Fabric) -> CommandResult<Self> {
-        let message = wire::encode(&ToSender::Refused(reason()))?;
+        let message = wire::encode(&ReceiverMessage::Refused(reason()))?;
         let refusal = fabric.alloc(message.len(), Access::LOCAL)?;
         refusal.copy_in(0, &message)?;
         Ok(Self { refusal, bytes: message.len(), leaving: VecDeque::new() })

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use crate::files::{Entry, Kind};
+use crate::files::{EntryKind, OfferedEntry};
 use serde::Serialize;
 
 use crate::entry_counts::{EntryCounts, EntryResult};
@@ -13,7 +13,7 @@ use crate::units::gbytes_per_s;
 /// A complete entry.
 pub struct Stored {
     /// The entry.
-    pub entry: Entry,
+    pub entry: OfferedEntry,
     /// Whether it was stored.
     pub entry_result: EntryResult,
     /// The bytes received.
@@ -25,7 +25,7 @@ pub struct Stored {
 }
 
 /// Counts the entries of a tree until the tree is complete.
-pub struct Report {
+pub struct TreeReport {
     json: bool,
     /// True if the output cannot be printed any more.
     closed: bool,
@@ -46,7 +46,7 @@ struct StoredRow {
     blake3: Option<String>,
 }
 
-impl Report {
+impl TreeReport {
     /// A report that prints rows of JSON, or lines.
     pub fn new(json: bool) -> Self {
         Self { json, closed: false, counts: EntryCounts::default(), received: 0, begun: None }
@@ -69,7 +69,7 @@ impl Report {
         self.counts.add(entry, stored.entry_result);
         self.received += stored.received;
         // A directory is complete at its end.
-        if !entry.path.is_top() || entry.kind == Kind::Directory {
+        if !entry.path.is_top() || entry.kind == EntryKind::Directory {
             return Ok(());
         }
         let (counts, received, took) = (self.counts, self.received, begun.elapsed());

@@ -1,10 +1,10 @@
 //! The quota reserved for a sender's group, and the disk use of files.
 
-use crate::files::{CHUNK, Entry, Kind, Piece, TreePath};
+use crate::files::{CHUNK, EntryKind, FilePiece, OfferedEntry, TreePath};
 
 use super::journal::{self, RECORD};
 use super::quota::Quota;
-use crate::failure::{CommandResult, Failure};
+use crate::failure::{CommandFailure, CommandResult};
 
 /// The block size of file systems.
 const BLOCK: u64 = 4 << 10;
@@ -18,7 +18,7 @@ pub fn whole(len: u64) -> u64 {
 }
 
 /// The disk use of a piece: the blocks it touches, and its record in the journal.
-pub fn piece(piece: &Piece) -> u64 {
+pub fn piece(piece: &FilePiece) -> u64 {
     let blocks = piece.end().div_ceil(BLOCK) - piece.offset / BLOCK;
     blocks.saturating_mul(BLOCK).saturating_add(RECORD)
 }
@@ -30,19 +30,19 @@ pub fn partial(path: &TreePath) -> u64 {
 
 /// The disk use of a new entry. Holes make more pieces than are known here, whose quota is reserved as they come. So is
 /// the quota of directories, which may exist already.
-pub fn entry(entry: &Entry) -> u64 {
+pub fn entry(entry: &OfferedEntry) -> u64 {
     match entry.kind {
-        Kind::Directory | Kind::Leave => 0,
-        Kind::File { size, data } if size > CHUNK => partial(&entry.path)
+        EntryKind::Directory | EntryKind::Leave => 0,
+        EntryKind::File { size, data } if size > CHUNK => partial(&entry.path)
             .saturating_add(whole(data))
             .saturating_add(data.div_ceil(CHUNK).saturating_mul(RECORD)),
-        Kind::File { data, .. } => ENTRY.saturating_add(whole(data)),
-        Kind::Link { .. } => ENTRY,
+        EntryKind::File { data, .. } => ENTRY.saturating_add(whole(data)),
+        EntryKind::Link { .. } => ENTRY,
     }
 }
 
 /// The part of the server's quota that is reserved for a group and not used yet. Dropping it releases the rest.
-pub struct Reservation<'a> {
+pub struct QuotaReservation<'a> {
     quota: &'a Quota,
     /// The offered bytes of files that were not received yet.
     offered: u64,
@@ -50,7 +50,7 @@ pub struct Reservation<'a> {
     reserved: u64,
 }
 
-impl<'a> Reservation<'a> {
+impl<'a> QuotaReservation<'a> {
     /// Reserves quota for files of `offered` bytes.
     pub fn reserve(quota: &'a Quota, offered: u64, reserved: u64) -> CommandResult<Self> {
         quota.reserve(reserved)?;
@@ -60,7 +60,9 @@ impl<'a> Reservation<'a> {
     /// Makes sure that `cost` is reserved for `bytes` of a file.
     pub fn ensure(&mut self, bytes: u64, cost: u64) -> CommandResult {
         if bytes > self.offered {
-            return Err(Failure::new("the sender sent more bytes than it offered; send the file again"));
+            return Err(CommandFailure::new(
+                "the sender sent more bytes than it offered; send the file again",
+            ));
         }
         if let Some(more) = cost.checked_sub(self.reserved) {
             self.quota.reserve(more)?;
@@ -69,8 +71,8 @@ impl<'a> Reservation<'a> {
         Ok(())
     }
 
-    /// Moves `cost` from the reservation to the caller, who has stored the bytes and counts them from now on. The caller
-    /// must have called [`Reservation::ensure`].
+    /// Moves `cost` from the reservation to the caller, who has stored the bytes and counts them from now on. The
+    /// caller must have called [`QuotaReservation::ensure`].
     pub fn spend(&mut self, bytes: u64, cost: u64) {
         self.offered = self.offered.saturating_sub(bytes);
         self.reserved = self.reserved.saturating_sub(cost);
@@ -82,7 +84,7 @@ impl<'a> Reservation<'a> {
     }
 }
 
-impl Drop for Reservation<'_> {
+impl Drop for QuotaReservation<'_> {
     fn drop(&mut self) {
         self.quota.release(self.reserved);
     }
@@ -96,7 +98,7 @@ mod tests {
     #[test]
     fn unused_reservations_are_released() {
         let quota = Quota::new(Some(Size(100)));
-        let mut reservation = Reservation::reserve(&quota, 50, 40).unwrap();
+        let mut reservation = QuotaReservation::reserve(&quota, 50, 40).unwrap();
         assert!(reservation.ensure(51, 0).is_err() && reservation.ensure(50, 101).is_err());
         reservation.ensure(50, 60).unwrap();
         assert!(quota.check(40).is_ok() && quota.check(41).is_err(), "60 are reserved");
@@ -109,7 +111,7 @@ mod tests {
     #[test]
     fn small_files_use_whole_blocks() {
         assert_eq!((whole(0), whole(1), whole(BLOCK)), (0, BLOCK, BLOCK));
-        let cost = |offset, len| piece(&Piece { offset, len, hash: [0; 32] });
+        let cost = |offset, len| piece(&FilePiece { offset, len, hash: [0; 32] });
         assert_eq!((cost(0, 1), cost(BLOCK, 4096)), (BLOCK + RECORD, BLOCK + RECORD));
         assert_eq!(cost(BLOCK - 1, 2), 2 * BLOCK + RECORD, "two bytes in two blocks");
         assert!(cost(u64::MAX, u32::MAX) > 0);

@@ -5,14 +5,14 @@ use std::sync::mpsc::{self, Receiver, SyncSender};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use crate::files::Layout;
+use crate::files::WindowLayout;
 use multirail::{Peer, PeerId};
 
-/// The maximum number of senders served at once. Each has a region of `Layout::OFFERED.total()` bytes.
+/// The maximum number of senders served at once. Each has a region of `WindowLayout::OFFERED.total()` bytes.
 pub const MOST: usize = 6;
 
 /// The number of messages that a sender may have outstanding: one per window, and a few more.
-pub const BACKLOG: usize = Layout::OFFERED.windows as usize + 4;
+pub const BACKLOG: usize = WindowLayout::OFFERED.windows as usize + 4;
 
 /// How often a waiting session checks whether its own sender is alive.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
@@ -49,8 +49,8 @@ impl Senders {
         self.left.notify_all();
     }
 
-    /// Passes a message to its sender's session. Messages without a session are dropped. A sender with too many outstanding
-    /// messages gets no more delivered, which ends its session.
+    /// Passes a message to its sender's session. Messages without a session are dropped. A sender with too many
+    /// outstanding messages gets no more delivered, which ends its session.
     pub fn deliver(&self, peer: PeerId, message: Vec<u8>) {
         if let Some(served) = self.lock().get_mut(&peer)
             && served.incoming.as_ref().is_some_and(|incoming| incoming.try_send(message).is_err())
@@ -59,8 +59,8 @@ impl Senders {
         }
     }
 
-    /// Waits until the sessions of dead senders have ended. Then their complete files have their names, and their partial
-    /// files can be continued. Returns early if the caller's own sender is dead too.
+    /// Waits until the sessions of dead senders have ended. Then their complete files have their names, and their
+    /// partial files can be continued. Returns early if the caller's own sender is dead too.
     pub fn wait_for_dead_sessions(&self, own: &Peer) {
         let mut served = self.lock();
         let dead = served.values().filter(|served| !served.peer.is_alive());

@@ -20,7 +20,7 @@ use super::journal::Journal;
 use super::quota::Quota;
 use super::reservation;
 use super::staged_file::StagedFile;
-use crate::failure::{CommandResult, Failure};
+use crate::failure::{CommandFailure, CommandResult};
 
 /// The maximum number of partial files of one path: one per sender, and those of earlier attempts.
 const SLOTS: usize = 16;
@@ -33,12 +33,12 @@ pub struct StagingDirectory {
     root: OwnedFd,
     pub(super) fd: OwnedFd,
     pub(super) quota: Quota,
-    pub(super) slots: Mutex<BTreeMap<String, Slot>>,
+    pub(super) slots: Mutex<BTreeMap<String, PartialFileState>>,
     counter: AtomicU64,
 }
 
 /// The state of a partial file.
-pub struct Slot {
+pub struct PartialFileState {
     /// True if a session uses the file.
     pub busy: bool,
     /// The bytes counted against the quota.
@@ -71,7 +71,8 @@ impl StagingDirectory {
                         let (_, pieces) = journal.bytes(reservation::piece).map_err(unreadable)?;
                         let bytes = reservation::partial(&path).saturating_add(pieces);
                         self.cut(data, journal.end().map_err(unreadable)?)?;
-                        let known = self.lock().insert(data.to_owned(), Slot { busy: false, bytes });
+                        let known =
+                            self.lock().insert(data.to_owned(), PartialFileState { busy: false, bytes });
                         // A partial file has two names but counts once.
                         self.quota.count(if known.is_none() { bytes } else { 0 });
                     }
@@ -130,9 +131,9 @@ impl StagingDirectory {
     fn free_slot(&self, path: &TreePath) -> CommandResult<String> {
         let (key, mut slots) = (key(path), self.lock());
         let name = (0..SLOTS).map(|n| format!("{key}{n}")).find(|name| !slots.contains_key(name));
-        let name =
-            name.ok_or_else(|| Failure::new("too many senders send this file at once; try again later"))?;
-        slots.insert(name.clone(), Slot { busy: true, bytes: 0 });
+        let name = name
+            .ok_or_else(|| CommandFailure::new("too many senders send this file at once; try again later"))?;
+        slots.insert(name.clone(), PartialFileState { busy: true, bytes: 0 });
         Ok(name)
     }
 
@@ -212,7 +213,7 @@ impl StagingDirectory {
         }
     }
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Slot>> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, BTreeMap<String, PartialFileState>> {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -241,7 +242,7 @@ fn locked(root: &OwnedFd) -> CommandResult<OwnedFd> {
         match rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
             Err(Errno::WOULDBLOCK) => {
-                return Err(Failure::new(
+                return Err(CommandFailure::new(
                     "another multirail serve uses this directory; stop it, or choose another directory",
                 ));
             }
@@ -275,7 +276,7 @@ fn is_hex(text: &str) -> bool {
 
 #[cfg(all(test, target_os = "linux"))]
 mod tests {
-    use crate::files::Piece;
+    use crate::files::FilePiece;
     use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 
     use super::*;
@@ -287,7 +288,7 @@ mod tests {
         let path = TreePath::new(b"name").unwrap();
         let staging = StagingDirectory::open(root(), Quota::new(None)).unwrap();
         let (mut staged, file, mut journal) = staging.begin(&path).unwrap();
-        let piece = Piece { offset: 0, len: 1, hash: [0; 32] };
+        let piece = FilePiece { offset: 0, len: 1, hash: [0; 32] };
         journal.push(&piece).unwrap();
         staged.add(reservation::partial(&path) + reservation::piece(&piece));
         rustix::fs::fchmod(&file, Mode::RUSR).unwrap();

@@ -9,13 +9,13 @@ use multirail::{
 };
 use serde::Serialize;
 
-use super::cost::CpuMeter;
 use super::group::untouched;
-use super::profile::{Name, Profile};
+use super::host::CpuMeter;
+use super::profile::{Profile, ProfileName};
 use crate::Common;
-use crate::failure::{CommandResult, Failure};
+use crate::failure::{CommandFailure, CommandResult};
 use crate::output;
-use crate::table;
+
 use crate::units::{Size, round};
 
 /// The size of a small write.
@@ -27,9 +27,9 @@ const SAMPLES: usize = 2000;
 const PAUSE: Duration = Duration::from_micros(50);
 
 #[derive(Debug, Serialize)]
-struct Row {
+struct FairnessRow {
     model: &'static str,
-    profile: Name,
+    profile: ProfileName,
     rails: u32,
     small: u64,
     large: u64,
@@ -59,9 +59,9 @@ struct FairnessModel {
 }
 
 /// Measures small writes, without and with a large write of `large` bytes.
-pub fn run(common: &Common, name: Name, profile: &Profile, cost: f64, large: u64) -> CommandResult {
+pub fn run(common: &Common, name: ProfileName, profile: &Profile, cost: f64, large: u64) -> CommandResult {
     if large == 0 || large > 1 << 32 {
-        return Err(Failure::new("--large must be between 1 byte and 4 GiB"));
+        return Err(CommandFailure::new("--large must be between 1 byte and 4 GiB"));
     }
     let mut simulation = FairnessModel::open(profile, cost, large)?;
     let idle = simulation.timed()?;
@@ -70,7 +70,7 @@ pub fn run(common: &Common, name: Name, profile: &Profile, cost: f64, large: u64
     let large_write = simulation.timed()?;
     let span = simulation.clock.now().since(begun);
     let bytes = simulation.posted() - before - (SAMPLES * SMALL) as u64;
-    let row = Row {
+    let row = FairnessRow {
         model: "simulation, not a measurement",
         profile: name,
         rails: profile.cards_of(0),
@@ -89,8 +89,8 @@ pub fn run(common: &Common, name: Name, profile: &Profile, cost: f64, large: u64
     if common.json {
         return output::json(&row);
     }
-    table::print_text(&format!(
-        "a write of {} takes {:.1} us at the 99th percentile, {:.1} us large_write one of {} ({:.2} times), which \
+    output::print_text(&format!(
+        "a write of {} takes {:.1} us at the 99th percentile, {:.1} us during a write of {} ({:.2} times), which \
          moves {:.1} of {:.1} Gbps; a simulation, not a measurement",
         Size(row.small),
         row.idle_p99_us,
@@ -179,7 +179,9 @@ impl FairnessModel {
         }
         let due = self.fabrics.iter().map(Fabric::due).fold(until, Time::min);
         if due == Time::NEVER {
-            return Err(Failure::new("the simulation makes no progress; this is a bug, please report it"));
+            return Err(CommandFailure::new(
+                "the simulation makes no progress; this is a bug, please report it",
+            ));
         }
         self.clock.advance(due.since(self.clock.now()).max(Duration::from_nanos(1)));
         Ok(())

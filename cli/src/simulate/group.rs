@@ -18,7 +18,7 @@ const PAGES: u32 = 1024;
 const INFLIGHT: usize = 4;
 
 /// One rail group that is always busy.
-pub struct Group {
+pub struct BusyGroup {
     fabric: Fabric,
     _target: Fabric,
     peer: Peer,
@@ -30,7 +30,7 @@ pub struct Group {
     inflight: Vec<Op>,
 }
 
-impl Group {
+impl BusyGroup {
     /// Opens group `number` of `profile`. It writes scattered pages of `page` bytes.
     pub fn open(profile: &Profile, number: u32, page: u64, clock: Arc<dyn Clock>) -> CommandResult<Self> {
         let switch = Switch::default();

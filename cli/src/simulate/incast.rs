@@ -13,11 +13,11 @@ use multirail::{
 use serde::Serialize;
 
 use super::group::untouched;
-use super::profile::{Name, Profile};
+use super::profile::{Profile, ProfileName};
 use crate::Common;
-use crate::failure::{CommandResult, Failure};
+use crate::failure::{CommandFailure, CommandResult};
 use crate::output;
-use crate::table;
+
 use crate::units::round;
 
 /// The maximum number of senders.
@@ -26,16 +26,16 @@ const MAX: u32 = 4096;
 const PAGE: usize = 4 << 10;
 /// The number of pages of each sender.
 const PAGES: u32 = 1024;
-/// The time between two polls of the receiver's completion queue, as of a thread that also does other work. In this time
-/// its line carries 1500 pages.
+/// The time between two polls of the receiver's completion queue, as of a thread that also does other work. In this
+/// time its line carries 1500 pages.
 const POLL_INTERVAL: Duration = Duration::from_micros(500);
 /// The imm of all pages.
 const IMM: u32 = 1;
 
 #[derive(Debug, Serialize)]
-struct Row {
+struct IncastRow {
     model: &'static str,
-    profile: Name,
+    profile: ProfileName,
     senders: u32,
     cq_depth: u32,
     grants: bool,
@@ -60,7 +60,7 @@ impl GrantPolicy for UnlimitedGrants {
     }
 }
 
-struct Sender {
+struct IncastSender {
     fabric: Fabric,
     op: Op,
     done: bool,
@@ -71,14 +71,16 @@ struct Sender {
 /// Simulates `senders` hosts that write pages with imms to one host. Each host has one card.
 pub fn run(
     common: &Common,
-    name: Name,
+    name: ProfileName,
     profile: &Profile,
     senders: u32,
     cq_depth: u32,
     grants: bool,
 ) -> CommandResult {
     if senders == 0 || senders > MAX || cq_depth == 0 {
-        return Err(Failure::new(format!("--incast must be between 1 and {MAX}, and --cq-depth at least 1")));
+        return Err(CommandFailure::new(format!(
+            "--incast must be between 1 and {MAX}, and --cq-depth at least 1"
+        )));
     }
     let (clock, switch) = (VirtualClock::default(), Switch::default());
     let mut card = profile.card.clone();
@@ -106,7 +108,7 @@ pub fn run(
         let source = untouched(&fabric, PAGE, Access::LOCAL)?;
         let (from, options) = (Pages::new(vec![0; PAGES as usize]), WriteOptions::new().imm(IMM).per_wr());
         let op = to_receiver.write_pages_with(&source, &from, &landing, &pages, PAGE, &options)?;
-        all.push(Sender { fabric, op, done: false, peer });
+        all.push(IncastSender { fabric, op, done: false, peer });
     }
     let mut spread = None;
     let mut next_poll = Time::ZERO;
@@ -138,7 +140,7 @@ pub fn run(
     let span = clock.now().since(Time::ZERO).as_secs_f64();
     while receiver.step().events > 0 {}
     let sent = u64::from(senders) * u64::from(PAGES);
-    let row = Row {
+    let row = IncastRow {
         model: "simulation, not a measurement",
         profile: name,
         senders,
@@ -155,9 +157,9 @@ pub fn run(
     if common.json {
         return output::json(&row);
     }
-    table::print_text(&format!(
+    output::print_text(&format!(
         "{} senders, a completion queue of {}, {}: {} of {} imms arrived, {} overruns, at most {} in the queue; \
-         shares context {:.1} %, {:.1} of {:.1} Gbps; a simulation, not a measurement",
+         spread of shares {:.1} %, {:.1} of {:.1} Gbps; a simulation, not a measurement",
         row.senders,
         row.cq_depth,
         if grants { "grants" } else { "no grants" },
@@ -171,8 +173,9 @@ pub fn run(
     ))
 }
 
-fn spread_percent(all: &[Sender]) -> f64 {
-    let done = |sender: &Sender| sender.fabric.counters().iter().map(|rail| rail.completions).sum::<u64>();
+fn spread_percent(all: &[IncastSender]) -> f64 {
+    let done =
+        |sender: &IncastSender| sender.fabric.counters().iter().map(|rail| rail.completions).sum::<u64>();
     let done: Vec<_> = all.iter().map(done).collect();
     let (least, most) = (done.iter().min().copied().unwrap_or(0), done.iter().max().copied().unwrap_or(0));
     let average = done.iter().sum::<u64>() as f64 / done.len().max(1) as f64;

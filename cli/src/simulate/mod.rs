@@ -3,7 +3,6 @@
 //! A card is modelled by a line rate, a request rate and a latency. The CPU cost of a request is measured in the same
 //! run, or given. The result is what the engine could send, not what a network would carry.
 
-mod cost;
 mod fairness;
 mod group;
 mod host;
@@ -15,12 +14,12 @@ mod row;
 use std::time::Duration;
 
 use super::Common;
-use super::failure::{CommandResult, Failure};
+use super::failure::{CommandFailure, CommandResult};
 use super::units::Size;
 pub use group::shuffled_pages;
-use host::Host;
-use profile::{Name, Profile};
-use row::Row;
+use host::SimulatedHost;
+use profile::{Profile, ProfileName};
+use row::PageSizeRow;
 
 /// The default page sizes.
 const SIZES: [u64; 6] = [1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20];
@@ -31,8 +30,8 @@ const SPAN: Duration = Duration::from_millis(50);
 #[derive(clap::Args)]
 pub struct SimulateArguments {
     /// The host to simulate, on both sides
-    #[arg(long, value_enum, default_value_t = Name::P5)]
-    profile: Name,
+    #[arg(long, value_enum, default_value_t = ProfileName::P5)]
+    profile: ProfileName,
 
     /// Size of a page; several may be given [default: 1KiB to 1MiB]
     #[arg(long, value_name = "SIZE")]
@@ -115,8 +114,10 @@ pub fn run(common: &Common, arguments: SimulateArguments) -> CommandResult {
     }
     let cost = match arguments.post_cost_ns {
         Some(nanos) if nanos.is_finite() && nanos >= 0.0 => nanos,
-        Some(_) => return Err(Failure::new("--post-cost-ns must be a number of nanoseconds, 0 or more")),
-        None => cost::measured(profile.cards)?,
+        Some(_) => {
+            return Err(CommandFailure::new("--post-cost-ns must be a number of nanoseconds, 0 or more"));
+        }
+        None => host::measured(profile.cards)?,
     };
     if arguments.fairness {
         return fairness::run(common, arguments.profile, &profile, cost, arguments.large.0);
@@ -129,11 +130,11 @@ pub fn run(common: &Common, arguments: SimulateArguments) -> CommandResult {
     let mut rows = Vec::new();
     for size in sizes {
         if size == 0 || size > 1 << 30 {
-            return Err(Failure::new("--size must be between 1 byte and 1 GiB"));
+            return Err(CommandFailure::new("--size must be between 1 byte and 1 GiB"));
         }
         let row = |cores| {
-            let measured = Host::new(&profile, cores, cost, size)?.run(SPAN)?;
-            CommandResult::Ok(Row::new(arguments.profile, &profile, cores, cost, size, &measured))
+            let measured = SimulatedHost::new(&profile, cores, cost, size)?.run(SPAN)?;
+            CommandResult::Ok(PageSizeRow::new(arguments.profile, &profile, cores, cost, size, &measured))
         };
         let mut full = row(cores)?;
         if arguments.fewest_cores {
@@ -141,11 +142,11 @@ pub fn run(common: &Common, arguments: SimulateArguments) -> CommandResult {
         }
         rows.push(full);
     }
-    Row::print(common, &rows)
+    PageSizeRow::print(common, &rows)
 }
 
 /// The fewest cores that reach 99 % of `gbps`.
-fn fewest(most: u32, gbps: f64, row: impl Fn(u32) -> CommandResult<Row>) -> CommandResult<u32> {
+fn fewest(most: u32, gbps: f64, row: impl Fn(u32) -> CommandResult<PageSizeRow>) -> CommandResult<u32> {
     for cores in 1..most {
         if row(cores)?.gbps >= 0.99 * gbps {
             return Ok(cores);
@@ -173,7 +174,7 @@ impl SimulateArguments {
         }
         profile.check()?;
         if self.cores.is_some_and(|cores| cores == 0 || cores > profile.groups) {
-            return Err(Failure::new(format!(
+            return Err(CommandFailure::new(format!(
                 "--cores must be between 1 and {}, the number of rail groups: one core drives a group",
                 profile.groups
             )));

@@ -9,9 +9,8 @@ use serde::Serialize;
 
 use super::profile::Profile;
 use crate::Common;
-use crate::failure::{CommandResult, Failure};
+use crate::failure::{CommandFailure, CommandResult};
 use crate::output;
-use crate::table;
 
 /// The maximum number of peers.
 const MAX: u32 = 1 << 20;
@@ -21,7 +20,7 @@ const PAGE: usize = 64 << 10;
 const MAX_JUMP: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Serialize)]
-struct Row {
+struct PeerMemoryRow {
     model: &'static str,
     peers: u32,
     rails: u32,
@@ -33,7 +32,7 @@ struct Row {
 /// Connects `peers` peers over the first group's cards and writes to each once.
 pub fn run(common: &Common, profile: &Profile, peers: u32) -> CommandResult {
     if peers == 0 || peers > MAX {
-        return Err(Failure::new(format!("--peers is between 1 and {MAX}")));
+        return Err(CommandFailure::new(format!("--peers is between 1 and {MAX}")));
     }
     let clock = VirtualClock::default();
     let rails = profile.cards_of(0);
@@ -70,7 +69,7 @@ pub fn run(common: &Common, profile: &Profile, peers: u32) -> CommandResult {
     }
     // This process has both sides of every connection.
     let each = resident()?.saturating_sub(before) / u64::from(peers) / 2;
-    let row = Row {
+    let row = PeerMemoryRow {
         model: "simulation, not a measurement",
         peers,
         rails,
@@ -80,7 +79,7 @@ pub fn run(common: &Common, profile: &Profile, peers: u32) -> CommandResult {
     if common.json {
         return output::json(&row);
     }
-    table::print_text(&format!(
+    output::print_text(&format!(
         "{peers} peers connected and written to once; {each} bytes of memory per peer, {} per rail pair ({rails} rails)",
         row.bytes_per_rail_pair
     ))
@@ -89,13 +88,13 @@ pub fn run(common: &Common, profile: &Profile, peers: u32) -> CommandResult {
 /// The resident memory of this process in bytes, without shared memory.
 fn resident() -> CommandResult<u64> {
     let text = std::fs::read_to_string("/proc/self/statm")
-        .map_err(|error| Failure::new(format!("--peers needs /proc/self/statm: {error}")))?;
+        .map_err(|error| CommandFailure::new(format!("--peers needs /proc/self/statm: {error}")))?;
     let mut pages = text.split_ascii_whitespace().filter_map(|word| word.parse::<u64>().ok());
     let (resident, shared) = (pages.nth(1), pages.next());
     match (resident, shared) {
         (Some(resident), Some(shared)) => {
             Ok(resident.saturating_sub(shared) * rustix::param::page_size() as u64)
         }
-        _ => Err(Failure::new("cannot parse /proc/self/statm")),
+        _ => Err(CommandFailure::new("cannot parse /proc/self/statm")),
     }
 }

@@ -2,12 +2,12 @@
 
 use backend_loopback::LinkModel;
 
-use crate::failure::{CommandResult, Failure};
+use crate::failure::{CommandFailure, CommandResult};
 
 /// A profile's name on the command line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Name {
+pub enum ProfileName {
     /// AWS p5.48xlarge: 8 rail groups of 4 EFA cards of 100 Gbps
     P5,
     /// One GPU with 2 EFA cards of 200 Gbps, as in fabric-lib's published figures
@@ -33,11 +33,13 @@ pub struct Profile {
 
 impl Profile {
     /// The profile with this name.
-    pub fn named(name: Name) -> Self {
+    pub fn named(name: ProfileName) -> Self {
         let p5 = LinkModel::p5();
         match name {
-            Name::P5 => Self { groups: 8, cards: 4, lost_cards: 0, remote_cards: None, card: p5, seed: 1 },
-            Name::Efa2x200 => {
+            ProfileName::P5 => {
+                Self { groups: 8, cards: 4, lost_cards: 0, remote_cards: None, card: p5, seed: 1 }
+            }
+            ProfileName::Efa2x200 => {
                 // 364 Gbps was published for pages of 64 KiB over both cards. At 1 and 16 KiB
                 // the CPU was the limit there, so these cards take any number of requests.
                 let card = LinkModel { bits_per_s: Some(182_000_000_000), ops_per_s: None, ..p5 };
@@ -49,19 +51,19 @@ impl Profile {
     /// Fails if a value is invalid.
     pub fn check(&self) -> CommandResult {
         if self.groups == 0 || self.groups > 64 || self.cards == 0 || self.cards > 64 {
-            return Err(Failure::new("--groups and --cards must be between 1 and 64"));
+            return Err(CommandFailure::new("--groups and --cards must be between 1 and 64"));
         }
         if self.remote_cards.is_some_and(|cards| cards == 0 || cards > 64) {
-            return Err(Failure::new("--remote-cards must be between 1 and 64"));
+            return Err(CommandFailure::new("--remote-cards must be between 1 and 64"));
         }
         if self.lost_cards >= self.cards {
-            return Err(Failure::new(format!(
+            return Err(CommandFailure::new(format!(
                 "--lost-cards must be less than the {} cards of the first group",
                 self.cards
             )));
         }
         if self.card.bits_per_s.is_none_or(|rate| rate == 0) {
-            return Err(Failure::new("--card-gbps must be more than 0"));
+            return Err(CommandFailure::new("--card-gbps must be more than 0"));
         }
         Ok(())
     }

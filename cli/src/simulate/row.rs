@@ -2,19 +2,18 @@
 
 use serde::Serialize;
 
-use super::host::Measured;
-use super::profile::{Name, Profile};
+use super::host::HostResult;
+use super::profile::{Profile, ProfileName};
 use crate::Common;
 use crate::failure::CommandResult;
-use crate::output;
-use crate::table::{self, Table};
+use crate::output::{self, TextTable};
 use crate::units::{Size, round};
 
 /// The result of one page size. The fields are the keys of the JSON.
 #[derive(Debug, Serialize)]
-pub struct Row {
+pub struct PageSizeRow {
     model: &'static str,
-    profile: Name,
+    profile: ProfileName,
     size: u64,
     rails: u32,
     cores: u32,
@@ -30,9 +29,16 @@ pub struct Row {
     pub fewest_cores: Option<u32>,
 }
 
-impl Row {
+impl PageSizeRow {
     /// The row of one simulation.
-    pub fn new(name: Name, profile: &Profile, cores: u32, cost: f64, size: u64, measured: &Measured) -> Self {
+    pub fn new(
+        name: ProfileName,
+        profile: &Profile,
+        cores: u32,
+        cost: f64,
+        size: u64,
+        measured: &HostResult,
+    ) -> Self {
         let (least, most) = (measured.bytes.iter().min(), measured.bytes.iter().max());
         let (least, most) = (least.copied().unwrap_or(0) as f64, most.copied().unwrap_or(0) as f64);
         Self {
@@ -57,18 +63,18 @@ impl Row {
         if common.json {
             return rows.iter().try_for_each(output::json);
         }
-        let table = Table::named_by(0).number("size").number("rails").number("cores");
+        let table = TextTable::named_by(0).number("size").number("rails").number("cores");
         let table = table.number("ns per WR").optional(3).number("Gbps").number("ceiling Gbps");
         let table = table.number("% of ceiling").number("busy cores").optional(1);
         let mut table = table.number("imbalance %").optional(2).number("fewest cores");
         rows.iter().for_each(|row| table.row(row.cells()));
         table.print()?;
         if rows.iter().any(|row| row.percent_of_ceiling > 100.0) {
-            table::print_text(
+            output::print_text(
                 "over 100 %: some requests began before the measured time and completed within it",
             )?;
         }
-        table::print_text(
+        output::print_text(
             "a simulation of this engine in virtual time against simulated cards, not a measurement",
         )
     }

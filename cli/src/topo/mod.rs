@@ -13,14 +13,15 @@ use topology::{Cpus, Kind, Machine, RailGroup};
 
 use multirail::{BackendChoice, BackendGroups, MachineSource};
 
-use super::failure::{CommandResult, Failure, printable};
-use super::table::Table;
+use super::failure::{CommandFailure, CommandResult, printable};
+use super::output::TextTable;
 use super::{Common, output};
 
 #[derive(clap::Args)]
 pub struct TopoArguments {
     /// The machine to show: hwloc (this host through libhwloc), hwloc:FILE (XML of lstopo),
-    /// sysfs:DIR (a copy of a /sys), file:FILE (a description in TOML) or p5.48xlarge (built in) [default: $MULTIRAIL_TOPOLOGY, or this host, from /sys]
+    /// sysfs:DIR (a copy of a /sys), file:FILE (a description in TOML) or p5.48xlarge (built in) [default:
+    /// $MULTIRAIL_TOPOLOGY, or this host, from /sys]
     #[arg(long, value_name = "SOURCE")]
     from: Option<MachineSource>,
 
@@ -34,7 +35,7 @@ pub struct TopoArguments {
 }
 
 #[derive(Serialize)]
-struct Row<'a> {
+struct MachineRow<'a> {
     name: &'a str,
     machine: &'a Machine,
     groups: Vec<GroupRow<'a>>,
@@ -58,12 +59,12 @@ pub fn run(common: &Common, arguments: &TopoArguments) -> CommandResult {
     let groups: Vec<RailGroup> = backends.iter().flat_map(|backend| backend.groups.clone()).collect();
     if let Some(file) = &arguments.svg {
         std::fs::write(file, picture::svg(&name, &machine, &groups))
-            .map_err(|error| Failure::new(format!("cannot write {}: {error}", file.display())))?;
+            .map_err(|error| CommandFailure::new(format!("cannot write {}: {error}", file.display())))?;
     }
     if common.json {
         let row = |backend: &'static str| move |group| GroupRow { backend, group };
         let groups = backends.iter().flat_map(|of| of.groups.iter().map(row(of.backend))).collect();
-        return output::json(&Row { name: &name, machine: &machine, groups });
+        return output::json(&MachineRow { name: &name, machine: &machine, groups });
     }
     output::text(&tree::text(&name, &machine, &groups, arguments.disks))?;
     if groups.is_empty() {
@@ -86,7 +87,7 @@ pub fn run(common: &Common, arguments: &TopoArguments) -> CommandResult {
         group_table(&machine, first, groups).print()?;
         if let Some(why) = unavailable {
             let (reason, remedy) = (&why.reason, &why.remedy);
-            super::table::print_text(&format!(
+            super::output::print_text(&format!(
                 "{backend} cannot be opened on this host: {reason}; {remedy}"
             ))?;
         }
@@ -99,8 +100,8 @@ pub fn run(common: &Common, arguments: &TopoArguments) -> CommandResult {
 const CARDS_PER_LINE: usize = 2;
 
 /// The rail groups as a table with one row per group, numbered from `first`. The table of a p5 has at most 100 columns.
-fn group_table(machine: &Machine, first: usize, groups: &[RailGroup]) -> Table {
-    let table = Table::named_by(0).text("group").text("GPUs").text("cards").text("distance");
+fn group_table(machine: &Machine, first: usize, groups: &[RailGroup]) -> TextTable {
+    let table = TextTable::named_by(0).text("group").text("GPUs").text("cards").text("distance");
     let mut table = table.text("NUMA node").text("cores").text("worker core");
     (first..).zip(groups).for_each(|(number, group)| table.row(group_row(machine, number, group)));
     table

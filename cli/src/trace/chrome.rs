@@ -8,7 +8,7 @@ use multirail::observe::{Record, TraceEvent};
 use multirail::{OpId, Recording, Time};
 use serde_json::{Value, json};
 
-use super::track::{Track, tracks};
+use super::{Track, tracks};
 
 /// The thread number of the worker. Rails have the numbers after it.
 const WORKER: u32 = 0;

@@ -1,19 +1,18 @@
 //! Processes of the command under test. Every wait has a limit, and no process is left behind.
 #![allow(dead_code)]
 
-use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::mpsc::{self, Receiver};
+use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
-use limit::Limit;
+use limit::{Limit, lines};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// The limit of waits, on an idle machine.
 pub const LIMIT: Duration = limit::HANG;
 
 /// A running `multirail`. Dropping it kills it.
-pub struct Running {
+pub struct RunningCommand {
     child: Child,
     stdout: Receiver<String>,
     stderr: Receiver<String>,
@@ -54,8 +53,8 @@ pub fn assert_agree(sent: &serde_json::Value, stored: &serde_json::Value) {
     assert_eq!(sent["sent_bytes"], stored["received_bytes"], "{sent} {stored}");
 }
 
-/// The output of `multirail` in a terminal with this many columns. Without the program `script`, prints that the test is
-/// skipped and returns `None`.
+/// The output of `multirail` in a terminal with this many columns. Without the program `script`, prints that the test
+/// is skipped and returns `None`.
 pub fn in_terminal(columns: usize, arguments: &[&str]) -> Option<String> {
     // `script` is in bsdutils, which every Debian has.
     let inside = format!("stty cols {columns} rows 50 && exec \"$MULTIRAIL\" {}", arguments.join(" "));
@@ -72,7 +71,7 @@ pub fn in_terminal(columns: usize, arguments: &[&str]) -> Option<String> {
     }
 }
 
-impl Running {
+impl RunningCommand {
     /// Starts `multirail`.
     pub fn start(arguments: &[&str]) -> Self {
         Self::spawn(multirail(arguments))
@@ -147,7 +146,8 @@ impl Running {
     /// Waits for the end for at most `limit`. Returns the exit status and the rest of stderr.
     pub fn end_within(&mut self, limit: Duration) -> (ExitStatus, Vec<String>) {
         let status = eventually(limit, "the process ends", || self.child.try_wait().expect("wait"));
-        // Reads until the end of the pipe. A child process may keep the pipe open, but the process's own lines come soon.
+        // Reads until the end of the pipe. A child process may keep the pipe open, but the process's own lines come
+        // soon.
         let mut said = Vec::new();
         while let Ok(line) = Limit::of(Duration::from_millis(300)).receive(&self.stderr) {
             said.push(line);
@@ -189,7 +189,7 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for RunningCommand {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -199,14 +199,4 @@ impl Drop for Running {
 /// Polls `ask` until it returns a value, for at most `limit`.
 pub fn eventually<T>(limit: Duration, what: &str, ask: impl FnMut() -> Option<T>) -> T {
     Limit::of(limit).ask(ask).unwrap_or_else(|| panic!("within {limit:?} of an idle machine: {what}"))
-}
-
-fn lines(pipe: impl Read + Send + 'static) -> Receiver<String> {
-    let (sender, receiver) = mpsc::channel();
-    std::thread::spawn(move || {
-        for line in BufReader::new(pipe).lines().map_while(Result::ok) {
-            let _ = sender.send(line);
-        }
-    });
-    receiver
 }

@@ -58,8 +58,8 @@ pub fn random(path: &Path, bytes: usize) {
     fs::write(path, content).expect("write");
 }
 
-/// Makes a directory `tree` with `files` small files in directories, links, an empty directory, names that are not UTF-8,
-/// and a file `large` with `data` bytes.
+/// Makes a directory `tree` with `files` small files in directories, links, an empty directory, names that are not
+/// UTF-8, and a file `large` with `data` bytes.
 pub fn build(root: &Path, files: usize, data: usize) -> PathBuf {
     let tree = root.join("tree");
     let mut rng = fastrand::Rng::with_seed(7);

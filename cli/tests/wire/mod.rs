@@ -5,10 +5,12 @@ use std::path::Path;
 use std::time::Duration;
 
 use multirail::{Access, Descriptor, Fabric, Peer, RecvPool, Region, RemoteRegion};
-use multirail_cli::files::{Item, Kind, Layout, Mtime, ToSender, ToServer, encode};
+use multirail_cli::files::{
+    EntryKind, Mtime, ReceiverMessage, SenderMessage, TableItem, WindowLayout, encode,
+};
 use tempfile::TempDir;
 
-use crate::process::Running;
+use crate::process::RunningCommand;
 
 const LIMIT: Duration = limit::HANG;
 
@@ -30,9 +32,9 @@ impl Hostile {
     /// Connects and waits for the welcome or the refusal.
     fn meet(address: &str) -> Result<Self, String> {
         let (fabric, peer, pool) = Self::reach(address);
-        let buffer = fabric.alloc(Layout::OFFERED.data as usize, Access::LOCAL).expect("memory");
+        let buffer = fabric.alloc(WindowLayout::OFFERED.data as usize, Access::LOCAL).expect("memory");
         match heard(&pool) {
-            ToSender::Welcome { region, layout: Layout::OFFERED, .. } => {
+            ReceiverMessage::Welcome { region, layout: WindowLayout::OFFERED, .. } => {
                 let windows = peer.import(&Descriptor::from_bytes(&region).expect("bytes")).expect("import");
                 Ok(Self { fabric, peer, pool, buffer, windows })
             }
@@ -63,14 +65,14 @@ impl Hostile {
     /// The same, if the server serves it.
     pub fn try_ready(address: &str) -> Option<Self> {
         let hostile = Self::meet(address).ok()?;
-        hostile.say(&ToServer::Hello { total: 0, resume: false });
-        (hostile.hear() == ToSender::Ready).then_some(hostile)
+        hostile.say(&SenderMessage::Hello { total: 0, resume: false });
+        (hostile.hear() == ReceiverMessage::Ready).then_some(hostile)
     }
 
     fn greet(address: &str, resume: bool) -> Self {
         let hostile = Self::connect(address);
-        hostile.say(&ToServer::Hello { total: 0, resume });
-        assert_eq!(hostile.hear(), ToSender::Ready);
+        hostile.say(&SenderMessage::Hello { total: 0, resume });
+        assert_eq!(hostile.hear(), ReceiverMessage::Ready);
         hostile
     }
 
@@ -81,19 +83,19 @@ impl Hostile {
     }
 
     /// Sends a message.
-    pub fn say(&self, message: &ToServer) {
+    pub fn say(&self, message: &SenderMessage) {
         assert!(self.say_bytes(&postcard::to_stdvec(message).expect("encoded")), "sent");
     }
 
-    fn hear(&self) -> ToSender {
+    fn hear(&self) -> ReceiverMessage {
         heard(&self.pool)
     }
 
     /// The next response that is not about windows.
-    pub fn answer(&self) -> ToSender {
+    pub fn answer(&self) -> ReceiverMessage {
         loop {
             match self.hear() {
-                ToSender::Free { .. } => {}
+                ReceiverMessage::Free { .. } => {}
                 other => return other,
             }
         }
@@ -107,23 +109,23 @@ impl Hostile {
 
     /// Offers a table in the first window.
     pub fn offer(&self, table: &[u8]) {
-        self.write(table, Layout::OFFERED.table_at(0));
-        self.say(&ToServer::Offer { sequence: 0, table: table.len() as u32 });
+        self.write(table, WindowLayout::OFFERED.table_at(0));
+        self.say(&SenderMessage::Offer { sequence: 0, table: table.len() as u32 });
     }
 
     /// Sends items with bytes in the second window.
-    pub fn fill(&self, items: &[Item], bytes: &[u8]) {
+    pub fn fill(&self, items: &[TableItem], bytes: &[u8]) {
         let mut table = Vec::new();
         items.iter().for_each(|item| encode(item, &mut table).expect("encoded"));
-        self.write(&table, Layout::OFFERED.table_at(1));
-        self.write(bytes, Layout::OFFERED.data_at(1));
-        self.say(&ToServer::Filled { sequence: 1, table: table.len() as u32, data: bytes.len() as u32 });
+        self.write(&table, WindowLayout::OFFERED.table_at(1));
+        self.write(bytes, WindowLayout::OFFERED.data_at(1));
+        self.say(&SenderMessage::Filled { sequence: 1, table: table.len() as u32, data: bytes.len() as u32 });
     }
 
     /// Waits for a refusal with a reason that contains `why`.
     pub fn ends_refused(self, why: &str) {
         match self.answer() {
-            ToSender::Refused(reason) => assert!(reason.contains(why), "{reason}"),
+            ReceiverMessage::Refused(reason) => assert!(reason.contains(why), "{reason}"),
             other => panic!("not refused: {other:?}"),
         }
     }
@@ -135,8 +137,8 @@ impl Drop for Hostile {
     }
 }
 
-fn heard(pool: &RecvPool) -> ToSender {
-    ToSender::decode(&pool.next().wait(LIMIT).expect("an answer").to_vec()).expect("a message")
+fn heard(pool: &RecvPool) -> ReceiverMessage {
+    ReceiverMessage::decode(&pool.next().wait(LIMIT).expect("an answer").to_vec()).expect("a message")
 }
 
 /// A sender that the server refuses, and that stays connected.
@@ -150,7 +152,7 @@ impl Refused {
     pub fn connect(address: &str, why: &str) -> Self {
         let (fabric, peer, pool) = Hostile::reach(address);
         match heard(&pool) {
-            ToSender::Refused(reason) => assert!(reason.contains(why), "{reason}"),
+            ReceiverMessage::Refused(reason) => assert!(reason.contains(why), "{reason}"),
             other => panic!("not refused: {other:?}"),
         }
         Self { fabric, peer }
@@ -172,15 +174,15 @@ impl Drop for Refused {
 pub const MTIME: Mtime = Mtime { seconds: 0, nanoseconds: 0 };
 
 /// An entry that may be invalid.
-pub fn raw(path: &[u8], kind: Kind) -> Vec<u8> {
+pub fn raw(path: &[u8], kind: EntryKind) -> Vec<u8> {
     let mut table = Vec::new();
     encode(&(path, kind, 0o644_u16, MTIME), &mut table).expect("encoded");
     table
 }
 
 /// A file of this size.
-pub fn file(size: u64) -> Kind {
-    Kind::File { size, data: size }
+pub fn file(size: u64) -> EntryKind {
+    EntryKind::File { size, data: size }
 }
 
 /// A path for a command line.
@@ -189,11 +191,11 @@ pub fn text(path: &Path) -> &str {
 }
 
 /// A server in `root/into`, next to a file that it must not change.
-pub fn server(root: &TempDir) -> (std::path::PathBuf, Running, String) {
+pub fn server(root: &TempDir) -> (std::path::PathBuf, RunningCommand, String) {
     let into = root.path().join("into");
     std::fs::create_dir(&into).unwrap();
     std::fs::write(root.path().join("secret"), "untouched").unwrap();
-    let (server, address) = Running::server(&["serve", "--into", text(&into)]);
+    let (server, address) = RunningCommand::server(&["serve", "--into", text(&into)]);
     (into, server, address)
 }
 

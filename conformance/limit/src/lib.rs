@@ -7,7 +7,11 @@
 //! - [`stretched`] and [`Limit`] are for waits of the tests themselves. They count the time that
 //!   this process has a processor to itself for: on a machine where eight threads want each core,
 //!   a limit of 20 s takes about 160 s.
+//!
+//! [`lines`] makes a channel of a child process's output, for [`Limit::receive`].
 
+use std::io::{BufRead, BufReader, Read};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 /// The limit of a wait that the library under test counts, in wall time.
@@ -94,11 +98,7 @@ impl Limit {
     ///
     /// # Errors
     /// `Timeout` once the limit is used up, `Disconnected` once all senders are dropped.
-    pub fn receive<T>(
-        &mut self,
-        receiver: &std::sync::mpsc::Receiver<T>,
-    ) -> Result<T, std::sync::mpsc::RecvTimeoutError> {
-        use std::sync::mpsc::RecvTimeoutError;
+    pub fn receive<T>(&mut self, receiver: &Receiver<T>) -> Result<T, RecvTimeoutError> {
         while let Some(slice) = self.slice() {
             match receiver.recv_timeout(slice) {
                 Err(RecvTimeoutError::Timeout) => {}
@@ -107,6 +107,17 @@ impl Limit {
         }
         receiver.try_recv().map_err(|_| RecvTimeoutError::Timeout)
     }
+}
+
+/// The lines of a child process's output. A thread reads them to the end of `pipe`, so that the child never blocks.
+pub fn lines(pipe: impl Read + Send + 'static) -> Receiver<String> {
+    let (sender, receiver) = channel();
+    std::thread::spawn(move || {
+        for line in BufReader::new(pipe).lines().map_while(Result::ok) {
+            let _ = sender.send(line);
+        }
+    });
+    receiver
 }
 
 #[cfg(test)]
@@ -142,7 +153,7 @@ mod tests {
         });
         assert_eq!((answer, asked), (Some(7), 3));
         assert_eq!(Limit::of(Duration::ZERO).ask(|| None::<u8>), None);
-        let (sender, receiver) = std::sync::mpsc::channel();
+        let (sender, receiver) = channel();
         sender.send(5).unwrap();
         assert_eq!(Limit::of(HANG).receive(&receiver), Ok(5));
     }

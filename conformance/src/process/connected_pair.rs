@@ -6,8 +6,7 @@ use std::time::Duration;
 use super::{HelperProcess, worker_fabric};
 use crate::backend_under_test::Variant;
 use crate::check::{TestResult, within};
-use crate::trial::Context;
-use crate::trial_fabric::TrialFabric;
+use crate::trial::{TrialContext, TrialFabric};
 
 /// A fabric of this process, connected to a fabric in a helper process.
 pub(crate) struct ConnectedPair {
@@ -19,7 +18,7 @@ pub(crate) struct ConnectedPair {
 impl ConnectedPair {
     /// Starts a helper that listens, and connects to it.
     #[track_caller]
-    pub(crate) fn new(context: &Context) -> TestResult<Self> {
+    pub(crate) fn new(context: &TrialContext) -> TestResult<Self> {
         let fabric = worker_fabric(context)?;
         let (helper, peer) = HelperProcess::spawn_connected(context, &fabric)?;
         Ok(Self { fabric, peer, helper })
@@ -33,7 +32,7 @@ impl ConnectedPair {
 
     /// Returns the pair that the previous trial kept, or a new pair.
     #[track_caller]
-    pub(crate) fn kept_or_new(context: &Context) -> TestResult<Self> {
+    pub(crate) fn kept_or_new(context: &TrialContext) -> TestResult<Self> {
         let kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner).take();
         match kept.filter(|(key, pair)| *key == ReuseKey::of(context) && pair.peer.is_alive()) {
             Some((_, pair)) => Ok(pair),
@@ -42,7 +41,7 @@ impl ConnectedPair {
     }
 
     /// Keeps the pair for the next trial: to open 32 devices on both sides may take longer than the trial.
-    pub(crate) fn keep(self, context: &Context) {
+    pub(crate) fn keep(self, context: &TrialContext) {
         *KEPT.lock().unwrap_or_else(PoisonError::into_inner) = Some((ReuseKey::of(context), self));
     }
 }
@@ -56,7 +55,7 @@ struct ReuseKey {
 }
 
 impl ReuseKey {
-    fn of(context: &Context) -> Self {
+    fn of(context: &TrialContext) -> Self {
         Self { backend: context.backend.name().into(), variant: context.variant, seed: context.seed }
     }
 }

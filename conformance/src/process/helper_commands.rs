@@ -30,10 +30,9 @@ use transport_core::{Grant, Listener, Op, Pages, Peer, PeerGroup, RecvPool, Send
 
 use super::{LIMIT, ResourceUsage, default_fabric, multi_transport_fabric, worker_fabric};
 use crate::backend_under_test::{BackendUnderTest, Variant};
-use crate::check::{Failure, TestResult, ensure_eq, within};
+use crate::check::{TestResult, TrialFailure, ensure_eq, within};
 use crate::checked_region::{CheckedRegion, FULL_ACCESS, content};
-use crate::trial::Context;
-use crate::trial_fabric::TrialFabric;
+use crate::trial::{TrialContext, TrialFabric};
 
 /// The environment variables of a helper process.
 pub(super) const BACKEND: &str = "MULTIRAIL_HELPER_BACKEND";
@@ -57,7 +56,7 @@ pub(crate) fn run_if_helper(backends: &[Arc<dyn BackendUnderTest>]) -> Option<Ex
         eprintln!("the helper for {name:?} cannot start: its backend, variant or seed is unknown");
         return Some(ExitCode::FAILURE);
     };
-    let mut helper = Helper::new(Context::new(backend.clone(), variant, seed));
+    let mut helper = Helper::new(TrialContext::new(backend.clone(), variant, seed));
     for line in std::io::stdin().lock().lines().map_while(Result::ok) {
         match helper.run(&line) {
             Ok(response) => println!("ok {response}"),
@@ -70,8 +69,8 @@ pub(crate) fn run_if_helper(backends: &[Arc<dyn BackendUnderTest>]) -> Option<Ex
 /// The kind and the text of an error response.
 struct CommandError(String, String);
 
-impl From<Failure> for CommandError {
-    fn from(failure: Failure) -> Self {
+impl From<TrialFailure> for CommandError {
+    fn from(failure: TrialFailure) -> Self {
         Self("Failure".into(), failure.to_string())
     }
 }
@@ -83,7 +82,7 @@ impl From<transport_core::Error> for CommandError {
 }
 
 struct Helper {
-    context: Context,
+    context: TrialContext,
     fabric: Option<TrialFabric>,
     listener: Option<Listener>,
     peer: Option<Peer>,
@@ -97,8 +96,8 @@ struct Words<'a>(std::str::SplitWhitespace<'a>);
 
 impl Words<'_> {
     fn next<T: FromStr>(&mut self) -> TestResult<T> {
-        let word = self.0.next().ok_or_else(|| Failure::new("the command lacks a word"))?;
-        word.parse().map_err(|_| Failure::new(format!("{word:?} cannot be parsed")))
+        let word = self.0.next().ok_or_else(|| TrialFailure::new("the command lacks a word"))?;
+        word.parse().map_err(|_| TrialFailure::new(format!("{word:?} cannot be parsed")))
     }
 
     /// Takes a word; `-` stands for `None`.
@@ -109,7 +108,7 @@ impl Words<'_> {
 }
 
 impl Helper {
-    fn new(context: Context) -> Self {
+    fn new(context: TrialContext) -> Self {
         let (fabric, listener, peer, receive, pool) = (None, None, None, None, None);
         Self { context, fabric, listener, peer, regions: HashMap::new(), receive, pool }
     }
@@ -136,7 +135,7 @@ impl Helper {
             }
             "accept" => {
                 let listener =
-                    self.listener.as_ref().ok_or_else(|| Failure::new("the helper does not listen"))?;
+                    self.listener.as_ref().ok_or_else(|| TrialFailure::new("the helper does not listen"))?;
                 return Ok(self.set_peer(within(LIMIT, "accept", listener.accept())??));
             }
             "connect" => {
@@ -149,7 +148,7 @@ impl Helper {
                 return Ok(format!("{:?}", error.kind()));
             }
             "resource-usage" => {
-                return Ok(ResourceUsage::of_this_process().map_err(Failure::from)?.to_string());
+                return Ok(ResourceUsage::of_this_process().map_err(TrialFailure::from)?.to_string());
             }
             "alloc" | "fill" | "check" | "check-all" | "descriptor" | "revoke" | "unpublish" | "free" => {
                 return self.memory(&command, &mut words);
@@ -190,7 +189,8 @@ impl Helper {
             self.region(&name)?.revoke_and_wait(self.fabric()?)?;
             return Ok(String::new());
         }
-        let checked = self.regions.get_mut(&name).ok_or_else(|| Failure::new(format!("no region {name}")))?;
+        let checked =
+            self.regions.get_mut(&name).ok_or_else(|| TrialFailure::new(format!("no region {name}")))?;
         match command {
             "fill" => checked.fill(words.next()?)?,
             "check-all" => checked.check(&name)?,
@@ -203,7 +203,7 @@ impl Helper {
                 let bytes = checked.region.descriptor().to_bytes();
                 return Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect());
             }
-            _ => return Err(Failure::new(format!("{command:?} is no command")).into()),
+            _ => return Err(TrialFailure::new(format!("{command:?} is no command")).into()),
         }
         Ok(String::new())
     }
@@ -235,7 +235,7 @@ impl Helper {
             }
             "pool" => self.pool = Some(self.fabric()?.recv_pool(words.next()?, words.next()?)?),
             "wait-pool" => {
-                let pool = self.pool.as_ref().ok_or_else(|| Failure::new("no pool is open"))?;
+                let pool = self.pool.as_ref().ok_or_else(|| TrialFailure::new("no pool is open"))?;
                 let (count, size): (u32, usize) = (words.next()?, words.next()?);
                 for _ in 0..count {
                     ensure_eq("bytes of a message", pool.next().wait(LIMIT)?.len(), size)?;
@@ -246,7 +246,8 @@ impl Helper {
                 self.receive = Some(self.fabric()?.recv(&self.region(&name)?.region, at..at + len)?);
             }
             "wait-receive" => {
-                let mut receive = self.receive.take().ok_or_else(|| Failure::new("no receive is posted"))?;
+                let mut receive =
+                    self.receive.take().ok_or_else(|| TrialFailure::new("no receive is posted"))?;
                 let outcome = receive.wait(LIMIT)?;
                 return Ok(format!("{} {:?}", outcome.bytes, outcome.imm));
             }
@@ -267,7 +268,7 @@ impl Helper {
                 counter.expect(words.next()?).wait(LIMIT)?;
                 return Ok(counter.count().to_string());
             }
-            _ => return Err(Failure::new(format!("{command:?} is no command")).into()),
+            _ => return Err(TrialFailure::new(format!("{command:?} is no command")).into()),
         }
         Ok(String::new())
     }
@@ -292,15 +293,15 @@ impl Helper {
     }
 
     fn fabric(&self) -> TestResult<&TrialFabric> {
-        self.fabric.as_ref().ok_or_else(|| Failure::new("no fabric is open"))
+        self.fabric.as_ref().ok_or_else(|| TrialFailure::new("no fabric is open"))
     }
 
     fn peer(&self) -> TestResult<&Peer> {
-        self.peer.as_ref().ok_or_else(|| Failure::new("no peer is connected"))
+        self.peer.as_ref().ok_or_else(|| TrialFailure::new("no peer is connected"))
     }
 
     fn region(&self, name: &str) -> TestResult<&CheckedRegion> {
-        self.regions.get(name).ok_or_else(|| Failure::new(format!("no region {name}")))
+        self.regions.get(name).ok_or_else(|| TrialFailure::new(format!("no region {name}")))
     }
 
     fn remote(&self, name: &str) -> Result<transport_core::RemoteRegion, CommandError> {

@@ -2,13 +2,12 @@
 //!
 //! [`helper_process`] is the parent's handle, and [`helper_commands`] is the helper's side. They exchange
 //! lines over the helper's standard input and output. [`proxy`] forwards the control connection of two
-//! fabrics, and [`resource_usage`] counts what a process holds.
+//! fabrics. `ResourceUsage` counts the resources of a process.
 
 mod connected_pair;
 mod helper_commands;
 mod helper_process;
 mod proxy;
-mod resource_usage;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,14 +19,13 @@ pub(crate) use connected_pair::{ConnectedPair, drop_kept_pair};
 pub use helper_commands::is_helper;
 pub(crate) use helper_commands::{permutation, run_if_helper};
 pub(crate) use helper_process::HelperProcess;
+pub(crate) use helper_process::ResourceUsage;
 pub(crate) use proxy::Proxy;
-pub(crate) use resource_usage::ResourceUsage;
 
-use crate::backend_under_test::Side;
+use crate::backend_under_test::TransferSide;
 use crate::check::TestResult;
 use crate::sim_harness::{Options, builder};
-use crate::trial::Context;
-use crate::trial_fabric::TrialFabric;
+use crate::trial::{TrialContext, TrialFabric};
 
 /// The heartbeat interval of fabrics in process trials.
 pub(crate) const HEARTBEAT: Duration = Duration::from_millis(100);
@@ -41,28 +39,28 @@ const DEADLINE: Duration = Duration::from_secs(600);
 /// A fabric with workers, in real time, whose peer timeout never passes: the close of a peer is an event,
 /// even on a busy machine.
 #[track_caller]
-pub(crate) fn worker_fabric(context: &Context) -> TestResult<TrialFabric> {
+pub(crate) fn worker_fabric(context: &TrialContext) -> TestResult<TrialFabric> {
     Ok(on_own_side(context, workers(context)?.heartbeat(HEARTBEAT).peer_timeout(DEADLINE).open()?))
 }
 
 /// A fabric with workers, in real time, with a peer timeout of [`PEER_TIMEOUT`]. The timeout is scaled to how
 /// busy the machine is, because a healthy peer is silent for longer on a busy machine.
 #[track_caller]
-pub(crate) fn short_timeout_fabric(context: &Context) -> TestResult<TrialFabric> {
+pub(crate) fn short_timeout_fabric(context: &TrialContext) -> TestResult<TrialFabric> {
     let timeout = stretched(PEER_TIMEOUT);
     Ok(on_own_side(context, workers(context)?.heartbeat(HEARTBEAT).peer_timeout(timeout).open()?))
 }
 
 /// A fabric with workers, in real time, with the library's default heartbeat and peer timeout.
 #[track_caller]
-pub(crate) fn default_fabric(context: &Context) -> TestResult<TrialFabric> {
+pub(crate) fn default_fabric(context: &TrialContext) -> TestResult<TrialFabric> {
     Ok(on_own_side(context, workers(context)?.open()?))
 }
 
 /// Like [`default_fabric`], with two rail groups on each of these transports. The fabric grants each peer `windows`.
 #[track_caller]
 pub(crate) fn multi_transport_fabric(
-    context: &Context,
+    context: &TrialContext,
     labels: &[&str],
     windows: Grant,
 ) -> TestResult<TrialFabric> {
@@ -87,22 +85,22 @@ impl GrantPolicy for Fixed {
 
 /// Like [`default_fabric`], for peers with this token only.
 #[track_caller]
-pub(crate) fn token_fabric(context: &Context, token: Token) -> TestResult<TrialFabric> {
+pub(crate) fn token_fabric(context: &TrialContext, token: Token) -> TestResult<TrialFabric> {
     Ok(on_own_side(context, workers(context)?.token(token).open()?))
 }
 
 /// The trial's own process is on the source side, and its helpers are on the target side.
-fn on_own_side(context: &Context, fabric: Fabric) -> TrialFabric {
-    TrialFabric::new(fabric, context, if is_helper() { Side::Target } else { Side::Source })
+fn on_own_side(context: &TrialContext, fabric: Fabric) -> TrialFabric {
+    TrialFabric::new(fabric, context, if is_helper() { TransferSide::Target } else { TransferSide::Source })
 }
 
 #[track_caller]
-fn workers(context: &Context) -> TestResult<FabricBuilder> {
+fn workers(context: &TrialContext) -> TestResult<FabricBuilder> {
     workers_of(context, Options::default())
 }
 
 #[track_caller]
-fn workers_of(context: &Context, options: Options<'_>) -> TestResult<FabricBuilder> {
+fn workers_of(context: &TrialContext, options: Options<'_>) -> TestResult<FabricBuilder> {
     // No pair of an earlier trial runs beside this trial.
     drop_kept_pair();
     let options = Options { deadline: DEADLINE, max_operations: 4096, ..options };

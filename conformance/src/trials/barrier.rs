@@ -1,18 +1,15 @@
 //! Barriers: peers wait for each other, in virtual time and between processes.
 
-use std::future::Future;
 use std::pin::Pin;
-use std::task::{Context as Task, Poll, Waker};
 use std::time::Duration;
 
 use rustix::process::Signal;
 use transport_core::{Barrier, Error, ErrorKind, Peer, PeerGroup};
 
-use crate::check::{TestResult, ensure, ensure_eq, ensure_err, within};
+use crate::check::{TestResult, ensure, ensure_eq, ensure_err, poll_once, within};
 use crate::process::{HelperProcess, LIMIT, short_timeout_fabric, worker_fabric};
-use crate::sim_harness::{Options, Pair, SimHarness};
-use crate::trial::{Context, Trial};
-use crate::trial_fabric::TrialFabric;
+use crate::sim_harness::{Options, SimHarness, SimPair};
+use crate::trial::{Trial, TrialContext, TrialFabric};
 
 pub(super) const TRIALS: &[Trial] = &[
     Trial::new("barrier::whoever_comes_first", order),
@@ -29,10 +26,7 @@ const LONG: Duration = Duration::from_secs(60);
 
 /// Returns the barrier's result if it has one.
 fn try_result(barrier: &mut Barrier) -> Option<Result<(), Error>> {
-    match Pin::new(barrier).poll(&mut Task::from_waker(Waker::noop())) {
-        Poll::Ready(result) => Some(result),
-        Poll::Pending => None,
-    }
+    poll_once(Pin::new(barrier))
 }
 
 #[track_caller]
@@ -52,8 +46,8 @@ fn group(peer: &Peer) -> TestResult<PeerGroup> {
     Ok(PeerGroup::new([peer.clone()])?)
 }
 
-fn order(context: &Context) -> TestResult {
-    let pair = Pair::new(context)?;
+fn order(context: &TrialContext) -> TestResult {
+    let pair = SimPair::new(context)?;
     let groups = [group(&pair.to_b)?, group(&pair.to_a)?];
     for round in 0..100 {
         let first = round % 2;
@@ -81,7 +75,7 @@ fn order(context: &Context) -> TestResult {
 }
 
 /// Opens three fabrics and connects each with both others. Returns the fabrics and their groups.
-fn triangle(context: &Context) -> TestResult<(SimHarness, Vec<TrialFabric>, Vec<PeerGroup>)> {
+fn triangle(context: &TrialContext) -> TestResult<(SimHarness, Vec<TrialFabric>, Vec<PeerGroup>)> {
     let sim = SimHarness::new(context);
     let fabrics: Vec<_> = (0..3).map(|_| sim.open(&Options::default())).collect::<TestResult<_>>()?;
     let mut peers: Vec<Vec<Peer>> = vec![vec![]; 3];
@@ -94,7 +88,7 @@ fn triangle(context: &Context) -> TestResult<(SimHarness, Vec<TrialFabric>, Vec<
     Ok((sim, fabrics, groups))
 }
 
-fn three(context: &Context) -> TestResult {
+fn three(context: &TrialContext) -> TestResult {
     let (_lab, _fabrics, groups) = triangle(context)?;
     for last in [0, 1, 2, 0] {
         let others = (0..3).filter(|at| *at != last);
@@ -106,8 +100,8 @@ fn three(context: &Context) -> TestResult {
     Ok(())
 }
 
-fn names(context: &Context) -> TestResult {
-    let pair = Pair::new(context)?;
+fn names(context: &TrialContext) -> TestResult {
+    let pair = SimPair::new(context)?;
     let (ours, theirs) = (group(&pair.to_b)?, group(&pair.to_a)?);
     let (mut one, two) = (ours.barrier("one", LONG)?, ours.barrier(2, LONG)?);
     ensure_err("the same again", ours.barrier("one", LONG).map(drop), &[ErrorKind::Busy])?;
@@ -126,7 +120,7 @@ fn names(context: &Context) -> TestResult {
 }
 
 /// The barrier ends at its deadline by the fabric's own clock, without other traffic.
-fn late(context: &Context) -> TestResult {
+fn late(context: &TrialContext) -> TestResult {
     let (sim, fabrics, groups) = triangle(context)?;
     let begun = sim.clock.clone();
     let now = || transport_core::Clock::now(&begun);
@@ -153,8 +147,8 @@ fn late(context: &Context) -> TestResult {
     Ok(())
 }
 
-fn taken_up(context: &Context) -> TestResult {
-    let pair = Pair::new(context)?;
+fn taken_up(context: &TrialContext) -> TestResult {
+    let pair = SimPair::new(context)?;
     let (ours, theirs) = (group(&pair.to_b)?, group(&pair.to_a)?);
     for _ in 0..3 {
         // The barrier is dropped before and after a poll; it arrived once.
@@ -171,7 +165,7 @@ fn taken_up(context: &Context) -> TestResult {
     Ok(())
 }
 
-fn goes(context: &Context) -> TestResult {
+fn goes(context: &TrialContext) -> TestResult {
     let gone = &[ErrorKind::PeerDied, ErrorKind::Closed];
     let (_lab, fabrics, groups) = triangle(context)?;
     let mut barrier = groups[0].barrier("a", LONG)?;
@@ -191,7 +185,7 @@ fn goes(context: &Context) -> TestResult {
 
 /// Starts helpers and makes a group of them.
 fn helper_group(
-    context: &Context,
+    context: &TrialContext,
     fabric: TrialFabric,
     count: usize,
 ) -> TestResult<(TrialFabric, Vec<HelperProcess>, PeerGroup)> {
@@ -205,7 +199,7 @@ fn helper_group(
     Ok((fabric, children, PeerGroup::new(peers)?))
 }
 
-fn processes(context: &Context) -> TestResult {
+fn processes(context: &TrialContext) -> TestResult {
     let (_fabric, mut children, group) = helper_group(context, worker_fabric(context)?, 3)?;
     for round in 0..20 {
         let (before, after) = children.split_at_mut(round % 4);
@@ -226,7 +220,7 @@ fn processes(context: &Context) -> TestResult {
     children.iter_mut().try_for_each(|helper| helper.finish("barrier last").map(drop))
 }
 
-fn dies(context: &Context) -> TestResult {
+fn dies(context: &TrialContext) -> TestResult {
     for signal in [Signal::KILL, Signal::STOP] {
         // A kill closes the connection. A stop shows by silence alone.
         let fabric =

@@ -1,13 +1,15 @@
 //! Cancelling and dropping operations: afterwards no byte moves, and all slots and memory are free again.
 
+use std::pin::Pin;
+
 use transport_core::spi::Operations;
-use transport_core::{Access, Cancel, ErrorKind, Fabric, Op, Pages, WriteOptions};
+use transport_core::{Access, ErrorKind, Fabric, Op, Pages, WriteOptions};
 
 use crate::backend_under_test::Variant;
-use crate::check::{TestResult, ensure, ensure_eq, ensure_err};
+use crate::check::{TestResult, ensure, ensure_eq, ensure_err, poll_once};
 use crate::checked_region::{CheckedRegion, FULL_ACCESS};
-use crate::sim_harness::{Options, Pair, SimHarness};
-use crate::trial::{ALL_PATHS, Context, Trial};
+use crate::sim_harness::{Options, SimHarness, SimPair};
+use crate::trial::{ALL_PATHS, Trial, TrialContext};
 
 const QUEUED: &[Variant] =
     &[Variant::Queued, Variant::SmallQueue, Variant::Partial, Variant::Reorder, Variant::Slow];
@@ -26,45 +28,22 @@ pub(super) const TRIALS: &[Trial] = &[
 
 const LEN: usize = 1 << 20;
 
-/// Returns the outcome of a cancel if it has one.
-fn poll(cancel: &mut Cancel) -> Option<Result<transport_core::Outcome, transport_core::Error>> {
-    use std::future::Future;
-    let mut task = std::task::Context::from_waker(std::task::Waker::noop());
-    match std::pin::Pin::new(cancel).poll(&mut task) {
-        std::task::Poll::Ready(result) => Some(result),
-        std::task::Poll::Pending => None,
-    }
-}
-
-#[track_caller]
-fn cancelled(
-    sim: &SimHarness,
-    mut cancel: Cancel,
-) -> TestResult<Result<transport_core::Outcome, transport_core::Error>> {
-    let mut result = None;
-    sim.until("a cancel", || {
-        result = poll(&mut cancel);
-        result.is_some()
-    })?;
-    result.ok_or_else(|| crate::check::Failure::new("no result"))
-}
-
-fn before_posting(context: &Context) -> TestResult {
-    let pair = Pair::new(context)?;
+fn before_posting(context: &TrialContext) -> TestResult {
+    let pair = SimPair::new(context)?;
     let src = CheckedRegion::new(&pair.a, LEN, Access::LOCAL, context.seed)?;
     let dst = CheckedRegion::new(&pair.b, LEN, FULL_ACCESS, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
     let op = pair.to_b.write(&src.region, 0..LEN, &remote, 0)?;
-    let result = cancelled(&pair.sim, op.cancel())?;
+    let result = pair.sim.output("a cancel", op.cancel())?;
     ensure_err("never posted", result, &[ErrorKind::Cancelled])?;
     pair.sim.settle()?;
     dst.check("a write that was never posted")
 }
 
-fn at_any_turn(context: &Context) -> TestResult {
+fn at_any_turn(context: &TrialContext) -> TestResult {
     const COUNT: u32 = 400;
     for turns in context.attempts(20) {
-        let pair = Pair::new(&context.with_seed(context.seed + turns))?;
+        let pair = SimPair::new(&context.with_seed(context.seed + turns))?;
         let mut src = CheckedRegion::new(&pair.a, 512 * COUNT as usize, Access::LOCAL, context.seed)?;
         let mut dst = CheckedRegion::new(&pair.b, 512 * COUNT as usize, FULL_ACCESS, context.seed + 1)?;
         let remote = dst.import(&pair.to_b)?;
@@ -73,7 +52,7 @@ fn at_any_turn(context: &Context) -> TestResult {
         for _ in 0..turns {
             pair.sim.tick();
         }
-        let result = cancelled(&pair.sim, op.cancel())?;
+        let result = pair.sim.output("a cancel", op.cancel())?;
         let mut whole = Vec::new();
         match result {
             Ok(outcome) => {
@@ -107,8 +86,8 @@ fn at_any_turn(context: &Context) -> TestResult {
     Ok(())
 }
 
-fn returns_only_when_quiet(context: &Context) -> TestResult {
-    let pair = Pair::new(context)?;
+fn returns_only_when_quiet(context: &TrialContext) -> TestResult {
+    let pair = SimPair::new(context)?;
     let src = CheckedRegion::new(&pair.a, 4096, Access::LOCAL, context.seed)?;
     let mut dst = CheckedRegion::new(&pair.b, 4096, FULL_ACCESS, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
@@ -118,7 +97,7 @@ fn returns_only_when_quiet(context: &Context) -> TestResult {
     pair.sim.clock.advance(Variant::SLOW / 2);
     for _ in 0..20 {
         pair.sim.step();
-        ensure(poll(&mut cancel).is_none(), "the cancel returned while the write was posted")?;
+        ensure(poll_once(Pin::new(&mut cancel)).is_none(), "the cancel returned while the write was posted")?;
     }
     dst.check("while it is posted")?;
     pair.sim.clock.advance(Variant::SLOW);
@@ -126,13 +105,16 @@ fn returns_only_when_quiet(context: &Context) -> TestResult {
     for _ in 0..8 {
         pair.sim.step();
     }
-    ensure(poll(&mut cancel).is_some(), "the cancel did not return after the write had ended")?;
+    ensure(
+        poll_once(Pin::new(&mut cancel)).is_some(),
+        "the cancel did not return after the write had ended",
+    )?;
     dst.expect_from(0, &src, 0..4096);
     dst.check("posted work is awaited")
 }
 
-fn tears_down_at_the_deadline(context: &Context) -> TestResult {
-    let pair = Pair::new(context)?;
+fn tears_down_at_the_deadline(context: &TrialContext) -> TestResult {
+    let pair = SimPair::new(context)?;
     let src = CheckedRegion::new(&pair.a, LEN, Access::LOCAL, context.seed)?;
     let dst = CheckedRegion::new(&pair.b, LEN, FULL_ACCESS, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
@@ -141,36 +123,36 @@ fn tears_down_at_the_deadline(context: &Context) -> TestResult {
     pair.post(1)?;
     let mut cancel = op.cancel();
     pair.sim.step();
-    ensure(poll(&mut cancel).is_none(), "the cancel returned while the write was posted")?;
+    ensure(poll_once(Pin::new(&mut cancel)).is_none(), "the cancel returned while the write was posted")?;
     pair.sim.clock.advance(Variant::SLOW / 10);
     for _ in 0..10 {
         pair.sim.step();
     }
-    let result = poll(&mut cancel)
-        .ok_or_else(|| crate::check::Failure::new("the cancel did not end at its deadline"))?;
+    let result = poll_once(Pin::new(&mut cancel))
+        .ok_or_else(|| crate::check::TrialFailure::new("the cancel did not end at its deadline"))?;
     ensure_err("the write", result, &[ErrorKind::Cancelled])?;
     pair.sim.settle()?;
     dst.check("torn down before it arrived")
 }
 
-fn after_the_end(context: &Context) -> TestResult {
-    let pair = Pair::new(context)?;
+fn after_the_end(context: &TrialContext) -> TestResult {
+    let pair = SimPair::new(context)?;
     let src = CheckedRegion::new(&pair.a, LEN, Access::LOCAL, context.seed)?;
     let mut dst = CheckedRegion::new(&pair.b, LEN, FULL_ACCESS, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
     for len in [8, LEN] {
         let op = pair.to_b.write(&src.region, 0..len, &remote, 0)?;
         pair.sim.settle()?;
-        ensure_eq("bytes", cancelled(&pair.sim, op.cancel())??.bytes, len as u64)?;
+        ensure_eq("bytes", pair.sim.output("a cancel", op.cancel())??.bytes, len as u64)?;
         dst.expect_from(0, &src, 0..len);
         dst.check("a cancel that came too late")?;
     }
     Ok(())
 }
 
-fn spares_other_operations(context: &Context) -> TestResult {
+fn spares_other_operations(context: &TrialContext) -> TestResult {
     const PART: usize = 3000;
-    let pair = Pair::new(context)?;
+    let pair = SimPair::new(context)?;
     let src = CheckedRegion::new(&pair.a, PART * 60, Access::LOCAL, context.seed)?;
     let mut dst = CheckedRegion::new(&pair.b, PART * 60, FULL_ACCESS, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
@@ -185,7 +167,7 @@ fn spares_other_operations(context: &Context) -> TestResult {
         }
     }
     for (number, cancel) in cancels {
-        if cancelled(&pair.sim, cancel)?.is_ok() {
+        if pair.sim.output("a cancel", cancel)?.is_ok() {
             dst.expect_from(number * PART, &src, part(number));
         }
     }
@@ -198,8 +180,8 @@ fn spares_other_operations(context: &Context) -> TestResult {
 }
 
 /// The trial drops the operation and its source while the write is posted. The device reads the source later.
-fn dropped_then_complete(context: &Context) -> TestResult {
-    let pair = Pair::new(context)?;
+fn dropped_then_complete(context: &TrialContext) -> TestResult {
+    let pair = SimPair::new(context)?;
     let src = CheckedRegion::new(&pair.a, 4096, Access::LOCAL, context.seed)?;
     let mut dst = CheckedRegion::new(&pair.b, 4096, FULL_ACCESS, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
@@ -216,7 +198,7 @@ fn dropped_then_complete(context: &Context) -> TestResult {
     other.check("memory taken meanwhile")
 }
 
-fn slots_come_back(context: &Context) -> TestResult {
+fn slots_come_back(context: &TrialContext) -> TestResult {
     const SLOTS: usize = 16;
     let options = Options { max_operations: SLOTS, ..Options::default() };
     let pair = SimHarness::new(context).pair_of(&options, &options)?;
@@ -245,8 +227,8 @@ fn step(fabric: &Fabric, turns: usize) {
     }
 }
 
-fn no_imm(context: &Context) -> TestResult {
-    let pair = Pair::new(context)?;
+fn no_imm(context: &TrialContext) -> TestResult {
+    let pair = SimPair::new(context)?;
     let src = CheckedRegion::new(&pair.a, LEN, Access::LOCAL, context.seed)?;
     let dst = CheckedRegion::new(&pair.b, LEN, FULL_ACCESS, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
@@ -254,7 +236,7 @@ fn no_imm(context: &Context) -> TestResult {
         let imm = turns as u32;
         let op = pair.to_b.write_with(&src.region, 0..LEN, &remote, 0, &WriteOptions::new().imm(imm))?;
         step(&pair.a, turns as usize);
-        let done = cancelled(&pair.sim, op.cancel())?.is_ok();
+        let done = pair.sim.output("a cancel", op.cancel())?.is_ok();
         pair.sim.settle()?;
         let arrived = pair.to_a.imm(imm).count();
         // An imm that was posted already may still arrive, but only after all bytes.

@@ -12,12 +12,11 @@ use rustix::process::Signal;
 use transport_core::spi::Operations;
 use transport_core::{ErrorKind, HostBuffer, Memory, Op};
 
-use crate::backend_under_test::{Side, Variant};
-use crate::check::{Failure, TestResult, ensure, ensure_eq, ensure_err, within};
+use crate::backend_under_test::{TransferSide, Variant};
+use crate::check::{TestResult, TrialFailure, ensure, ensure_eq, ensure_err, within};
 use crate::checked_region::{CheckedRegion, FULL_ACCESS};
 use crate::process::{ConnectedPair, HelperProcess, LIMIT, default_fabric, worker_fabric};
-use crate::trial::{Context, Trial};
-use crate::trial_fabric::TrialFabric;
+use crate::trial::{Trial, TrialContext, TrialFabric};
 
 const PATHS: &[Variant] = &[Variant::Plain, Variant::Queued, Variant::Slow];
 
@@ -35,7 +34,7 @@ pub(super) const TRIALS: &[Trial] = &[
 ];
 
 /// Two fabrics connect, work and close in one helper. Afterwards the helper holds the same resources as before.
-fn nothing_left(context: &Context) -> TestResult {
+fn nothing_left(context: &TrialContext) -> TestResult {
     let fabric = worker_fabric(context)?;
     let near = CheckedRegion::new(&fabric, 1 << 20, FULL_ACCESS, 1)?;
     fabric.publish("near", &near.region)?;
@@ -68,7 +67,7 @@ fn nothing_left(context: &Context) -> TestResult {
 }
 
 /// Peers that connect and disconnect leave no resources in a fabric that stays open.
-fn peers_leave_nothing(context: &Context) -> TestResult {
+fn peers_leave_nothing(context: &TrialContext) -> TestResult {
     // Each peer is a fabric, and to open a fabric of 32 devices takes long.
     let peers = if context.backend.rails() < 32 { 50 } else { 30 };
     // What the first connection starts stays: per rail, a server and its sockets. Idle helper threads stay for
@@ -138,7 +137,7 @@ fn landed(start: *mut u8, len: usize) -> usize {
 
 /// This side drops a region while a stopped peer is in the middle of a write to it. Once the owner has the memory back,
 /// no further byte lands there, though the peer continues.
-fn dropped_memory(context: &Context) -> TestResult {
+fn dropped_memory(context: &TrialContext) -> TestResult {
     const LEN: usize = 64 << 20;
     let ConnectedPair { fabric, peer, mut helper } = ConnectedPair::new(context)?;
     let (released, release) = channel();
@@ -165,8 +164,8 @@ fn dropped_memory(context: &Context) -> TestResult {
             }
         }
     };
-    // This side still receives the bytes that sockets hold; then the peer goes on. The trial can only wait to see that no
-    // further byte comes.
+    // This side still receives the bytes that sockets hold; then the peer goes on. The trial can only wait to see that
+    // no further byte comes.
     look_on(Duration::from_millis(50));
     helper.signal(Signal::CONT)?;
     look_on(Duration::from_millis(200));
@@ -182,7 +181,7 @@ fn dropped_memory(context: &Context) -> TestResult {
 }
 
 /// Ends a fabric with outstanding operations. Afterwards no byte moves.
-fn drains(context: &Context, end: impl FnOnce(TrialFabric)) -> TestResult {
+fn drains(context: &TrialContext, end: impl FnOnce(TrialFabric)) -> TestResult {
     let ConnectedPair { fabric, peer, mut helper } = ConnectedPair::new(context)?;
     helper.command(&format!("alloc far {} 1", 8 << 20))?;
     let remote = within(LIMIT, "a lookup", peer.region("far"))??;
@@ -194,7 +193,7 @@ fn drains(context: &Context, end: impl FnOnce(TrialFabric)) -> TestResult {
     for mut op in ops? {
         let result = op
             .try_result()
-            .ok_or_else(|| Failure::new("an operation has no result although its fabric is closed"))?;
+            .ok_or_else(|| TrialFailure::new("an operation has no result although its fabric is closed"))?;
         if let Err(error) = result {
             // The close of this side may have ended the peer's side first.
             ensure_err::<()>("an operation", Err(error), &[ErrorKind::Closed, ErrorKind::PeerDied])?;
@@ -207,16 +206,16 @@ fn drains(context: &Context, end: impl FnOnce(TrialFabric)) -> TestResult {
     helper.command("check-all far").map(drop)
 }
 
-fn closing_drains(context: &Context) -> TestResult {
+fn closing_drains(context: &TrialContext) -> TestResult {
     drains(context, |fabric| fabric.close())
 }
 
-fn dropping_drains(context: &Context) -> TestResult {
+fn dropping_drains(context: &TrialContext) -> TestResult {
     drains(context, drop)
 }
 
 /// An idle fabric with a connected peer uses less than one percent of a core.
-fn idle(context: &Context) -> TestResult {
+fn idle(context: &TrialContext) -> TestResult {
     const SPAN: Duration = Duration::from_secs(1);
     let fabric = default_fabric(context)?;
     let mut helper = HelperProcess::spawn_idle(context)?;
@@ -239,12 +238,12 @@ fn idle(context: &Context) -> TestResult {
             return Ok(());
         }
     }
-    Err(Failure::new(format!("an idle fabric used {least:?} of CPU time in {SPAN:?}")))
+    Err(TrialFailure::new(format!("an idle fabric used {least:?} of CPU time in {SPAN:?}")))
 }
 
 /// A foreign executor and several threads wait for operations at the same time.
-fn any_executor(context: &Context) -> TestResult {
-    let (a, b) = (worker_fabric(context)?, worker_fabric(context)?.on_side(Side::Target));
+fn any_executor(context: &TrialContext) -> TestResult {
+    let (a, b) = (worker_fabric(context)?, worker_fabric(context)?.on_side(TransferSide::Target));
     let (to_b, to_a) = a.connect_local(&b)?;
     let src = CheckedRegion::new(&a, 1 << 20, FULL_ACCESS, 1)?;
     let mut dst = CheckedRegion::new(&b, 8 << 20, FULL_ACCESS, 2)?;
@@ -265,7 +264,7 @@ fn any_executor(context: &Context) -> TestResult {
             })
             .collect();
         let join = |thread: std::thread::ScopedJoinHandle<'_, TestResult>| {
-            thread.join().unwrap_or_else(|_| Err(Failure::new("a thread panicked")))
+            thread.join().unwrap_or_else(|_| Err(TrialFailure::new("a thread panicked")))
         };
         threads.into_iter().map(join).collect()
     });

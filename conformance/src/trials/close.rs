@@ -3,12 +3,12 @@
 use transport_core::spi::Operations;
 use transport_core::{Access, ErrorKind, Op, Pages};
 
-use crate::backend_under_test::{Side, Variant};
-use crate::check::{Failure, TestResult, ensure, ensure_eq, ensure_err, within};
+use crate::backend_under_test::{TransferSide, Variant};
+use crate::check::{TestResult, TrialFailure, ensure, ensure_eq, ensure_err, within};
 use crate::checked_region::{CheckedRegion, FULL_ACCESS};
 use crate::process::{LIMIT, worker_fabric};
-use crate::sim_harness::Pair;
-use crate::trial::{Context, Trial};
+use crate::sim_harness::SimPair;
+use crate::trial::{Trial, TrialContext};
 
 const CLOSED: &[ErrorKind] = &[ErrorKind::Closed];
 
@@ -25,8 +25,8 @@ pub(super) const TRIALS: &[Trial] = &[
 ];
 
 /// More operations than an engine takes in a turn. None of them has begun.
-fn everything_queued_ends(context: &Context) -> TestResult {
-    let pair = Pair::new(context)?;
+fn everything_queued_ends(context: &TrialContext) -> TestResult {
+    let pair = SimPair::new(context)?;
     let src = CheckedRegion::new(&pair.a, 8192, Access::LOCAL, context.seed)?;
     let dst = CheckedRegion::new(&pair.b, 8192, FULL_ACCESS, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
@@ -40,17 +40,17 @@ fn everything_queued_ends(context: &Context) -> TestResult {
     for mut op in ops {
         let result = op
             .try_result()
-            .ok_or_else(|| Failure::new("an operation has no result although its fabric is closed"))?;
+            .ok_or_else(|| TrialFailure::new("an operation has no result although its fabric is closed"))?;
         ensure_err("a queued operation", result, CLOSED)?;
     }
-    let mut cancelled = cancelled.ok_or_else(|| Failure::new("no operation"))?;
+    let mut cancelled = cancelled.ok_or_else(|| TrialFailure::new("no operation"))?;
     ensure_err("a cancel", cancelled.wait(LIMIT), &[ErrorKind::Closed, ErrorKind::Cancelled])?;
     dst.check("the target, to which no write went")
 }
 
 /// The user holds every buffer of the pool, and none is posted. The pool reports the close all the same.
-fn a_pool_in_use_says_so(context: &Context) -> TestResult {
-    let pair = Pair::new(context)?;
+fn a_pool_in_use_says_so(context: &TrialContext) -> TestResult {
+    let pair = SimPair::new(context)?;
     let pool = pair.b.recv_pool(2, 64)?;
     let src = CheckedRegion::new(&pair.a, 64, Access::LOCAL, context.seed)?;
     let sent = [pair.to_b.send(&src.region, 0..64)?, pair.to_b.send(&src.region, 0..64)?];
@@ -71,20 +71,20 @@ fn a_pool_in_use_says_so(context: &Context) -> TestResult {
 }
 
 /// A receive that the close takes back ends as `Closed`, not as `Cancelled`.
-fn a_posted_receive_says_so(context: &Context) -> TestResult {
-    let pair = Pair::new(context)?;
+fn a_posted_receive_says_so(context: &TrialContext) -> TestResult {
+    let pair = SimPair::new(context)?;
     let landing = CheckedRegion::new(&pair.b, 64, Access::LOCAL, context.seed)?;
     let mut op = pair.b.recv(&landing.region, 0..64)?;
     pair.sim.settle()?;
     pair.b.close();
     let result = op
         .try_result()
-        .ok_or_else(|| Failure::new("a receive has no result although its fabric is closed"))?;
+        .ok_or_else(|| TrialFailure::new("a receive has no result although its fabric is closed"))?;
     ensure_err("a posted receive", result, CLOSED)?;
     landing.check("the buffer, which received nothing")
 }
 
-fn late_revoke_ends(context: &Context) -> TestResult {
+fn late_revoke_ends(context: &TrialContext) -> TestResult {
     let fabric = worker_fabric(context)?;
     let checked = CheckedRegion::new(&fabric, 4096, FULL_ACCESS, context.seed)?;
     fabric.close();
@@ -96,9 +96,9 @@ fn late_revoke_ends(context: &Context) -> TestResult {
 }
 
 /// A thread submits operations while the fabric closes. Each operation ends.
-fn meanwhile_submitted_ends(context: &Context) -> TestResult {
+fn meanwhile_submitted_ends(context: &TrialContext) -> TestResult {
     for round in 0..20 {
-        let (a, b) = (worker_fabric(context)?, worker_fabric(context)?.on_side(Side::Target));
+        let (a, b) = (worker_fabric(context)?, worker_fabric(context)?.on_side(TransferSide::Target));
         let src = CheckedRegion::new(&a, 8192, Access::LOCAL, context.seed + round)?;
         let dst = CheckedRegion::new(&b, 8192, FULL_ACCESS, context.seed)?;
         let (to_b, _) = a.connect_local(&b)?;
@@ -113,7 +113,7 @@ fn meanwhile_submitted_ends(context: &Context) -> TestResult {
             })
         };
         a.close();
-        let errors = submitter.join().map_err(|_| Failure::new("the submitter panicked"))?;
+        let errors = submitter.join().map_err(|_| TrialFailure::new("the submitter panicked"))?;
         for error in errors {
             ensure_err::<()>("an operation", Err(error), CLOSED)?;
         }

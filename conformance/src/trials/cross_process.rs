@@ -9,8 +9,7 @@ use crate::backend_under_test::Variant;
 use crate::check::{TestResult, ensure_eq, ensure_err, within};
 use crate::checked_region::{CheckedRegion, FULL_ACCESS};
 use crate::process::{ConnectedPair, HelperProcess, LIMIT, permutation};
-use crate::trial::{Context, Trial};
-use crate::trial_fabric::TrialFabric;
+use crate::trial::{Trial, TrialContext, TrialFabric};
 
 const ALL: Operations = Operations::all();
 const PATHS: &[Variant] = &[Variant::Plain, Variant::Queued];
@@ -52,7 +51,7 @@ const OVERTAKE_LIMIT: Duration = Duration::from_millis(300);
 
 /// Runs a trial on the shared pair, as a program would use one connection. So each trial uses its own imms and names.
 fn on_pair(
-    context: &Context,
+    context: &TrialContext,
     trial: fn(&TrialFabric, &Peer, &mut HelperProcess) -> TestResult,
 ) -> TestResult {
     let mut pair = ConnectedPair::kept_or_new(context)?;
@@ -156,7 +155,7 @@ fn early_messages(fabric: &TrialFabric, peer: &Peer, helper: &mut HelperProcess)
 /// The helper replaces a pool with posted receives by another pool. All later messages reach the new pool, even if
 /// a device cannot cancel posted receives. Such receives would take the messages of later trials, so this trial does
 /// not keep its pair.
-fn pool_in_place_of_another(context: &Context) -> TestResult {
+fn pool_in_place_of_another(context: &TrialContext) -> TestResult {
     let ConnectedPair { fabric, peer, mut helper } = ConnectedPair::new(context)?;
     let near = CheckedRegion::new(&fabric, 64, FULL_ACCESS, 3)?;
     helper.command("pool 4 64")?;

@@ -6,10 +6,10 @@ use transport_core::spi::Operations;
 use transport_core::{Access, Clock, ErrorKind, Op, ReadOptions, SendOptions, WriteOptions};
 
 use crate::backend_under_test::Variant;
-use crate::check::{Failure, TestResult, ensure, ensure_eq, ensure_err};
+use crate::check::{TestResult, TrialFailure, ensure, ensure_eq, ensure_err};
 use crate::checked_region::{CheckedRegion, FULL_ACCESS};
-use crate::sim_harness::{Options, Pair, SimHarness};
-use crate::trial::{ALL_PATHS, Context, Trial};
+use crate::sim_harness::{Options, SimHarness, SimPair};
+use crate::trial::{ALL_PATHS, Trial, TrialContext};
 
 const SLOW: &[Variant] = &[Variant::Slow];
 const NANO: Duration = Duration::from_nanos(1);
@@ -35,13 +35,13 @@ pub(super) const TRIALS: &[Trial] = &[
 #[track_caller]
 fn expired(op: &mut Op) -> TestResult {
     let result =
-        op.try_result().ok_or_else(|| Failure::new("the operation has no result at its deadline"))?;
+        op.try_result().ok_or_else(|| TrialFailure::new("the operation has no result at its deadline"))?;
     ensure_err("the operation", result, &[ErrorKind::DeadlineExceeded]).map(drop)
 }
 
-fn answers_on_time(context: &Context) -> TestResult {
+fn answers_on_time(context: &TrialContext) -> TestResult {
     let limit = Variant::SLOW / 10;
-    let pair = Pair::new(context)?;
+    let pair = SimPair::new(context)?;
     let src = CheckedRegion::new(&pair.a, 4096, Access::LOCAL, context.seed)?;
     let mut dst = CheckedRegion::new(&pair.b, 4096, FULL_ACCESS, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
@@ -66,7 +66,7 @@ fn answers_on_time(context: &Context) -> TestResult {
     dst.check("after the late completion")
 }
 
-fn every_operation(context: &Context) -> TestResult {
+fn every_operation(context: &TrialContext) -> TestResult {
     let limit = Variant::SLOW / 10;
     let options = Options { deadline: limit, ..Options::default() };
     let pair = SimHarness::new(context).pair_of(&options, &options)?;
@@ -91,7 +91,7 @@ fn every_operation(context: &Context) -> TestResult {
     pair.sim.settle()
 }
 
-fn the_default(context: &Context) -> TestResult {
+fn the_default(context: &TrialContext) -> TestResult {
     let limit = Variant::SLOW / 5;
     let options = Options { deadline: limit, ..Options::default() };
     let pair = SimHarness::new(context).pair_of(&options, &options)?;
@@ -112,7 +112,7 @@ fn the_default(context: &Context) -> TestResult {
 }
 
 /// The engine drops an operation that was never posted at its deadline, and no byte moves.
-fn of_what_waits_behind(context: &Context) -> TestResult {
+fn of_what_waits_behind(context: &TrialContext) -> TestResult {
     // The second write waits for all rails of its group.
     let options = Options { rails: Some(16), ..Options::default() };
     let pair = SimHarness::new(context).pair_of(&options, &options)?;
@@ -137,7 +137,7 @@ fn of_what_waits_behind(context: &Context) -> TestResult {
     ensure(second == dst.bytes(64..128), "a write that was never posted moved bytes")
 }
 
-fn messages_without_receives(context: &Context) -> TestResult {
+fn messages_without_receives(context: &TrialContext) -> TestResult {
     let options = Options { max_operations: 2048, ..Options::default() };
     let pair = SimHarness::new(context).pair_of(&options, &options)?;
     let src = CheckedRegion::new(&pair.a, 1000, Access::LOCAL, context.seed)?;
@@ -177,8 +177,8 @@ fn messages_without_receives(context: &Context) -> TestResult {
     ensure(arrived >= sent, format!("{arrived} of {sent} sent messages arrived"))
 }
 
-fn already_over(context: &Context) -> TestResult {
-    let pair = Pair::new(context)?;
+fn already_over(context: &TrialContext) -> TestResult {
+    let pair = SimPair::new(context)?;
     let src = CheckedRegion::new(&pair.a, 1 << 20, Access::LOCAL, context.seed)?;
     let dst = CheckedRegion::new(&pair.b, 1 << 20, FULL_ACCESS, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
@@ -193,15 +193,15 @@ fn already_over(context: &Context) -> TestResult {
     pair.sim.step();
     // The operation may have been quick enough, but it must not wait any longer.
     if let Err(error) =
-        op.try_result().ok_or_else(|| Failure::new("the operation neither completed nor expired"))?
+        op.try_result().ok_or_else(|| TrialFailure::new("the operation neither completed nor expired"))?
     {
         ensure_err::<()>("no time at all", Err(error), &[ErrorKind::DeadlineExceeded])?;
     }
     pair.sim.settle()
 }
 
-fn never_is_never(context: &Context) -> TestResult {
-    let pair = Pair::new(context)?;
+fn never_is_never(context: &TrialContext) -> TestResult {
+    let pair = SimPair::new(context)?;
     let src = CheckedRegion::new(&pair.a, 4096, Access::LOCAL, context.seed)?;
     let mut dst = CheckedRegion::new(&pair.b, 4096, FULL_ACCESS, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;

@@ -9,8 +9,7 @@ use crate::backend_under_test::Variant;
 use crate::check::{TestResult, ensure, ensure_eq, ensure_err, within};
 use crate::checked_region::{CheckedRegion, FULL_ACCESS};
 use crate::process::{ConnectedPair, HelperProcess, LIMIT, Proxy, short_timeout_fabric, worker_fabric};
-use crate::trial::{Context, Trial};
-use crate::trial_fabric::TrialFabric;
+use crate::trial::{Trial, TrialContext, TrialFabric};
 
 /// Operations that complete at once, and operations that stay posted for long.
 const PATHS: &[Variant] = &[Variant::Plain, Variant::Queued, Variant::Slow];
@@ -31,7 +30,7 @@ pub(super) const TRIALS: &[Trial] = &[
 /// Calls `end` on the peer while operations are outstanding. Every waiter must then get an error of one of `kinds`. No
 /// waiter ends by a deadline, because the fabric has long deadlines only.
 fn every_waiter(
-    context: &Context,
+    context: &TrialContext,
     fabric: TrialFabric,
     kinds: &[ErrorKind],
     end: impl FnOnce(&mut HelperProcess, &Proxy) -> TestResult,
@@ -91,38 +90,38 @@ fn ensure_over(op: &mut Op, result: &Result<transport_core::Outcome, Error>) -> 
     ensure(over && op.try_result().is_none(), "an operation still waits for a closed peer")
 }
 
-fn killed(context: &Context) -> TestResult {
+fn killed(context: &TrialContext) -> TestResult {
     every_waiter(context, worker_fabric(context)?, &[ErrorKind::PeerDied], |helper, _| {
         helper.signal(Signal::KILL)
     })
 }
 
-fn stopped(context: &Context) -> TestResult {
+fn stopped(context: &TrialContext) -> TestResult {
     every_waiter(context, short_timeout_fabric(context)?, &[ErrorKind::PeerDied], |helper, _| {
         helper.signal(Signal::STOP)
     })
 }
 
-fn cut(context: &Context) -> TestResult {
+fn cut(context: &TrialContext) -> TestResult {
     every_waiter(context, worker_fabric(context)?, &[ErrorKind::PeerDied, ErrorKind::Closed], |_, proxy| {
         proxy.cut();
         Ok(())
     })
 }
 
-fn silent(context: &Context) -> TestResult {
+fn silent(context: &TrialContext) -> TestResult {
     every_waiter(context, short_timeout_fabric(context)?, &[ErrorKind::PeerDied], |_, proxy| {
         proxy.stop_forwarding();
         Ok(())
     })
 }
 
-fn closes_orderly(context: &Context) -> TestResult {
+fn closes_orderly(context: &TrialContext) -> TestResult {
     let kinds = [ErrorKind::Closed, ErrorKind::PeerDied];
     every_waiter(context, worker_fabric(context)?, &kinds, |helper, _| helper.start("close"))
 }
 
-fn seen_there(context: &Context) -> TestResult {
+fn seen_there(context: &TrialContext) -> TestResult {
     let mut pair = ConnectedPair::new(context)?;
     pair.helper.start("wait-closed")?;
     pair.peer.disconnect();
@@ -137,7 +136,7 @@ fn seen_there(context: &Context) -> TestResult {
     ensure(kind == "Closed", format!("the peer sees a dropped fabric as {kind}"))
 }
 
-fn comes_back(context: &Context) -> TestResult {
+fn comes_back(context: &TrialContext) -> TestResult {
     let ConnectedPair { fabric, peer, mut helper } = ConnectedPair::new(context)?;
     helper.command("alloc far 4096 1")?;
     let old = Descriptor::from_bytes(&helper.descriptor("far")?)?;
@@ -151,8 +150,9 @@ fn comes_back(context: &Context) -> TestResult {
     helper.command("check-all far").map(drop)
 }
 
-/// A stopped peer continues after the other side has closed the connection. It gets the close, and none of its bytes land.
-fn thaws(context: &Context) -> TestResult {
+/// A stopped peer continues after the other side has closed the connection. It gets the close, and none of its bytes
+/// land.
+fn thaws(context: &TrialContext) -> TestResult {
     let fabric = short_timeout_fabric(context)?;
     let (mut helper, peer) = HelperProcess::spawn_connected(context, &fabric)?;
     let mut near = CheckedRegion::new(&fabric, 1 << 20, FULL_ACCESS, 1)?;
@@ -169,7 +169,7 @@ fn thaws(context: &Context) -> TestResult {
 }
 
 /// The helper dies while its writes to this process are outstanding. Afterwards only this process writes its memory.
-fn killed_while_it_writes(context: &Context) -> TestResult {
+fn killed_while_it_writes(context: &TrialContext) -> TestResult {
     let mut pair = ConnectedPair::new(context)?;
     let mut near = CheckedRegion::new(&pair.fabric, 4 << 20, FULL_ACCESS, 1)?;
     pair.fabric.publish("near", &near.region)?;
@@ -187,7 +187,7 @@ fn killed_while_it_writes(context: &Context) -> TestResult {
 /// The first of two peers dies. More imms than fit any queue then go both ways between the other peer and this process.
 ///
 /// EFA's provider of libfabric 1.17 crashed here: with queued requests, it looks at the first address.
-fn another_goes_on(context: &Context) -> TestResult {
+fn another_goes_on(context: &TrialContext) -> TestResult {
     let ConnectedPair { fabric, peer: first, helper } = ConnectedPair::new(context)?;
     let (mut other, peer) = HelperProcess::spawn_connected(context, &fabric)?;
     drop(helper);

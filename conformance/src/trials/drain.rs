@@ -1,12 +1,14 @@
 //! Draining a peer: a drain waits for dropped operations too.
 
+use std::pin::Pin;
+
 use transport_core::{Access, Drain, ErrorKind, Op, Pages, WriteOptions};
 
 use crate::backend_under_test::Variant;
-use crate::check::{Failure, TestResult, ensure, ensure_eq, ensure_err};
+use crate::check::{TestResult, TrialFailure, ensure, ensure_eq, ensure_err, poll_once};
 use crate::checked_region::{CheckedRegion, FULL_ACCESS};
-use crate::sim_harness::{Options, Pair, SimHarness};
-use crate::trial::{ALL_PATHS, Context, Trial};
+use crate::sim_harness::{Options, SimHarness, SimPair};
+use crate::trial::{ALL_PATHS, Trial, TrialContext};
 
 const PATHS: &[Variant] =
     &[Variant::Queued, Variant::SmallQueue, Variant::Partial, Variant::Reorder, Variant::Slow];
@@ -21,30 +23,15 @@ pub(super) const TRIALS: &[Trial] = &[
     Trial::new("drain::dropped_leaves_nothing_behind", dropped).on(&[Variant::Slow]),
 ];
 
-/// Returns the outcome of a drain if it has one.
-fn poll(drain: &mut Drain) -> Option<Result<(), transport_core::Error>> {
-    use std::future::Future;
-    let mut task = std::task::Context::from_waker(std::task::Waker::noop());
-    match std::pin::Pin::new(drain).poll(&mut task) {
-        std::task::Poll::Ready(result) => Some(result),
-        std::task::Poll::Pending => None,
-    }
-}
-
 #[track_caller]
-fn drained(sim: &SimHarness, mut drain: Drain) -> TestResult {
-    let mut result = None;
-    sim.until("a drain", || {
-        result = poll(&mut drain);
-        result.is_some()
-    })?;
-    Ok(result.ok_or_else(|| Failure::new("no result"))??)
+fn drained(sim: &SimHarness, drain: Drain) -> TestResult {
+    Ok(sim.output("a drain", drain)??)
 }
 
 /// Submits one write of 4 KiB. Returns the operation, its source and its destination.
 fn one_write(
-    context: &Context,
-    pair: &Pair,
+    context: &TrialContext,
+    pair: &SimPair,
     options: &WriteOptions,
 ) -> TestResult<(Op, CheckedRegion, CheckedRegion)> {
     let src = CheckedRegion::new(&pair.a, 4096, Access::LOCAL, context.seed)?;
@@ -56,18 +43,18 @@ fn one_write(
 }
 
 /// Runs enough turns for all work that is due now, even if the target takes part in it. The clock does not move.
-fn a_few_turns(pair: &Pair) {
+fn a_few_turns(pair: &SimPair) {
     for _ in 0..8 {
         pair.sim.step();
     }
 }
 
-fn nothing_moves_afterwards(context: &Context) -> TestResult {
+fn nothing_moves_afterwards(context: &TrialContext) -> TestResult {
     const PAGE: usize = 512;
     const COUNT: u32 = 64;
     for seed in context.seeds(12) {
         let mut random = fastrand::Rng::with_seed(seed);
-        let pair = Pair::new(&context.with_seed(seed))?;
+        let pair = SimPair::new(&context.with_seed(seed))?;
         let mut src = CheckedRegion::new(&pair.a, PAGE * COUNT as usize, Access::LOCAL, seed)?;
         let mut dst = CheckedRegion::new(&pair.b, PAGE * COUNT as usize, FULL_ACCESS, seed + 1)?;
         let remote = dst.import(&pair.to_b)?;
@@ -102,43 +89,44 @@ fn nothing_moves_afterwards(context: &Context) -> TestResult {
     Ok(())
 }
 
-fn returns_only_when_quiet(context: &Context) -> TestResult {
-    let pair = Pair::new(context)?;
+fn returns_only_when_quiet(context: &TrialContext) -> TestResult {
+    let pair = SimPair::new(context)?;
     let (op, src, mut dst) = one_write(context, &pair, &WriteOptions::new())?;
     drop(op);
     let mut drain = pair.to_b.drain()?;
     pair.sim.clock.advance(Variant::SLOW / 2);
     for _ in 0..20 {
         pair.sim.step();
-        ensure(poll(&mut drain).is_none(), "the drain returned while the write was posted")?;
+        ensure(poll_once(Pin::new(&mut drain)).is_none(), "the drain returned while the write was posted")?;
     }
     dst.check("while it is posted")?;
     pair.sim.clock.advance(Variant::SLOW);
     a_few_turns(&pair);
-    ensure(poll(&mut drain).is_some(), "the drain did not return after the write had ended")?;
+    ensure(poll_once(Pin::new(&mut drain)).is_some(), "the drain did not return after the write had ended")?;
     dst.expect_from(0, &src, 0..4096);
     dst.check("posted work is awaited")
 }
 
-fn tears_down_at_the_deadline(context: &Context) -> TestResult {
-    let pair = Pair::new(context)?;
+fn tears_down_at_the_deadline(context: &TrialContext) -> TestResult {
+    let pair = SimPair::new(context)?;
     let options = WriteOptions::new().deadline(Variant::SLOW / 10);
     let (op, _src, dst) = one_write(context, &pair, &options)?;
     drop(op);
     let mut drain = pair.to_b.drain()?;
     pair.sim.step();
-    ensure(poll(&mut drain).is_none(), "the drain returned while the write was posted")?;
+    ensure(poll_once(Pin::new(&mut drain)).is_none(), "the drain returned while the write was posted")?;
     pair.sim.clock.advance(Variant::SLOW / 10);
     for _ in 0..10 {
         pair.sim.step();
     }
-    poll(&mut drain).ok_or_else(|| Failure::new("the drain did not end at the write's deadline"))??;
+    poll_once(Pin::new(&mut drain))
+        .ok_or_else(|| TrialFailure::new("the drain did not end at the write's deadline"))??;
     pair.sim.settle()?;
     dst.check("torn down before it arrived")
 }
 
-fn spares_later_operations(context: &Context) -> TestResult {
-    let pair = Pair::new(context)?;
+fn spares_later_operations(context: &TrialContext) -> TestResult {
+    let pair = SimPair::new(context)?;
     let (op, src, dst) = one_write(context, &pair, &WriteOptions::new())?;
     drop(op);
     let mut drain = pair.to_b.drain()?;
@@ -149,12 +137,12 @@ fn spares_later_operations(context: &Context) -> TestResult {
     pair.post(1)?;
     pair.sim.clock.advance(Variant::SLOW * 3 / 4);
     a_few_turns(&pair);
-    ensure(poll(&mut drain).is_some(), "the drain waits for a later operation")?;
+    ensure(poll_once(Pin::new(&mut drain)).is_some(), "the drain waits for a later operation")?;
     ensure(later.try_result().is_none(), "the later write has ended, so the trial shows nothing")?;
     pair.sim.done(later).map(drop)
 }
 
-fn gives_up(context: &Context) -> TestResult {
+fn gives_up(context: &TrialContext) -> TestResult {
     let options = Options { deadline: Variant::SLOW / 4, ..Options::default() };
     let pair = SimHarness::new(context).pair_of(&options, &options)?;
     let (mut op, src, mut dst) =
@@ -163,7 +151,8 @@ fn gives_up(context: &Context) -> TestResult {
     pair.sim.step();
     pair.sim.clock.advance(Variant::SLOW / 4);
     pair.sim.step();
-    let result = poll(&mut drain).ok_or_else(|| Failure::new("the drain did not end at its deadline"))?;
+    let result = poll_once(Pin::new(&mut drain))
+        .ok_or_else(|| TrialFailure::new("the drain did not end at its deadline"))?;
     ensure_err("the drain", result, &[ErrorKind::DeadlineExceeded])?;
     ensure(op.try_result().is_none(), "the write ended with the drain")?;
     dst.check("while it is posted")?;
@@ -179,10 +168,10 @@ fn gives_up(context: &Context) -> TestResult {
     dst.check("the write that was waited for")
 }
 
-fn idle_and_gone(context: &Context) -> TestResult {
-    let pair = Pair::new(context)?;
+fn idle_and_gone(context: &TrialContext) -> TestResult {
+    let pair = SimPair::new(context)?;
     ensure(
-        matches!(poll(&mut pair.to_b.drain()?), Some(Ok(()))),
+        matches!(poll_once(Pin::new(&mut pair.to_b.drain()?)), Some(Ok(()))),
         "the drain waits although no operation is outstanding",
     )?;
     let src = CheckedRegion::new(&pair.a, 1 << 20, Access::LOCAL, context.seed)?;
@@ -199,7 +188,7 @@ fn idle_and_gone(context: &Context) -> TestResult {
     ensure_err("of a closed fabric", pair.to_b.drain().map(drop), &[ErrorKind::Closed]).map(drop)
 }
 
-fn dropped(context: &Context) -> TestResult {
+fn dropped(context: &TrialContext) -> TestResult {
     let options = Options { max_operations: 4, rails: Some(16), ..Options::default() };
     let pair = SimHarness::new(context).pair_of(&options, &options)?;
     let (op, _src, _dst) = one_write(context, &pair, &WriteOptions::new())?;

@@ -8,8 +8,8 @@ use transport_core::{
 use crate::backend_under_test::Variant;
 use crate::check::{TestResult, ensure, ensure_eq, ensure_err};
 use crate::checked_region::{CheckedRegion, FULL_ACCESS};
-use crate::sim_harness::{LABEL, Options, Pair, SimHarness};
-use crate::trial::{ALL_PATHS, Context, Trial};
+use crate::sim_harness::{LABEL, Options, SimHarness, SimPair};
+use crate::trial::{ALL_PATHS, Trial, TrialContext};
 
 const ALL: Operations = Operations::all();
 
@@ -26,7 +26,7 @@ const LEN: usize = 5 << 20;
 /// Submits the request. Each rail must do exactly what the explanation says.
 #[track_caller]
 fn check_explanation(
-    pair: &Pair,
+    pair: &SimPair,
     explanation: Result<Explanation, Error>,
     request: impl FnOnce() -> Result<Op, Error>,
 ) -> TestResult<Explanation> {
@@ -53,12 +53,12 @@ fn check_explanation(
 
 /// A pair with one rail group: an explanation does not say which of several groups takes the next request, nor which
 /// completes last.
-fn one_group(context: &Context) -> TestResult<Pair> {
+fn one_group(context: &TrialContext) -> TestResult<SimPair> {
     let options = Options { rails: Some(4), ..Options::default() };
     SimHarness::new(context).pair_of(&options, &options)
 }
 
-fn of_every_request(context: &Context) -> TestResult {
+fn of_every_request(context: &TrialContext) -> TestResult {
     let pair = one_group(context)?;
     let near = CheckedRegion::new(&pair.a, LEN, FULL_ACCESS, context.seed)?;
     let far = CheckedRegion::new(&pair.b, LEN, FULL_ACCESS, context.seed + 1)?;
@@ -106,8 +106,8 @@ fn of_every_request(context: &Context) -> TestResult {
 }
 
 /// A small write that would run at once waits for earlier operations, and its explanation says so.
-fn queued(context: &Context) -> TestResult {
-    let pair = Pair::new(context)?;
+fn queued(context: &TrialContext) -> TestResult {
+    let pair = SimPair::new(context)?;
     let near = CheckedRegion::new(&pair.a, LEN, FULL_ACCESS, context.seed)?;
     let far = CheckedRegion::new(&pair.b, LEN, FULL_ACCESS, context.seed + 1)?;
     let (to, src, remote) = (&pair.to_b, &near.region, far.import(&pair.to_b)?);
@@ -121,7 +121,7 @@ fn queued(context: &Context) -> TestResult {
     pair.sim.done(before).map(drop)
 }
 
-fn lost_rail(context: &Context) -> TestResult {
+fn lost_rail(context: &TrialContext) -> TestResult {
     let pair = one_group(context)?;
     let near = CheckedRegion::new(&pair.a, LEN, FULL_ACCESS, context.seed)?;
     let far = CheckedRegion::new(&pair.b, LEN, FULL_ACCESS, context.seed + 1)?;
@@ -142,7 +142,7 @@ fn lost_rail(context: &Context) -> TestResult {
     ensure(explanation.to_string().contains("its device is lost"), explanation.to_string())
 }
 
-fn transports(context: &Context) -> TestResult {
+fn transports(context: &TrialContext) -> TestResult {
     let sim = SimHarness::new(context);
     let ours = sim.open(&Options { labels: &["first", LABEL, "third"], ..Options::default() })?;
     let theirs = sim.open(&Options { labels: &[LABEL, "third"], ..Options::default() })?;
@@ -163,8 +163,8 @@ fn transports(context: &Context) -> TestResult {
     Ok(())
 }
 
-fn refusals(context: &Context) -> TestResult {
-    let pair = Pair::new(context)?;
+fn refusals(context: &TrialContext) -> TestResult {
+    let pair = SimPair::new(context)?;
     let near = CheckedRegion::new(&pair.a, 64, Access::LOCAL, 1)?;
     let far = CheckedRegion::new(&pair.b, 64, Access::REMOTE_WRITE, 2)?;
     let (to, src, remote) = (&pair.to_b, &near.region, far.import(&pair.to_b)?);

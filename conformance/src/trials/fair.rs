@@ -5,8 +5,8 @@ use transport_core::{Access, Op, Pages};
 use crate::backend_under_test::Variant;
 use crate::check::{TestResult, ensure};
 use crate::checked_region::{CheckedRegion, FULL_ACCESS};
-use crate::sim_harness::{Options, Pair, SimHarness};
-use crate::trial::{Context, Trial};
+use crate::sim_harness::{Options, SimHarness, SimPair};
+use crate::trial::{Trial, TrialContext};
 
 /// The number of requests per rail of a large transfer that may be posted before a small write completes: the requests
 /// in the queue, those of some turns, and those posted while the small write is outstanding.
@@ -24,7 +24,7 @@ pub(super) const TRIALS: &[Trial] = &[
     Trial::new("fair::equal_transfers_end_together", equal_transfers).on(PATHS),
 ];
 
-fn large(pair: &Pair, src: &CheckedRegion, context: &Context) -> TestResult<(CheckedRegion, Op)> {
+fn large(pair: &SimPair, src: &CheckedRegion, context: &TrialContext) -> TestResult<(CheckedRegion, Op)> {
     let dst = CheckedRegion::new(&pair.b, pages(context) as usize * PAGE, FULL_ACCESS, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
     let pages = Pages::new((0..pages(context)).collect::<Vec<_>>());
@@ -33,13 +33,13 @@ fn large(pair: &Pair, src: &CheckedRegion, context: &Context) -> TestResult<(Che
 }
 
 /// The number of pages of a large transfer.
-fn pages(context: &Context) -> u32 {
+fn pages(context: &TrialContext) -> u32 {
     context.amount(20_000, 5_000)
 }
 
 /// Waits for `op`, and fails unless it completes early, before `large`.
 #[track_caller]
-fn finishes_early(pair: &Pair, op: Op, large: &mut Op) -> TestResult {
+fn finishes_early(pair: &SimPair, op: Op, large: &mut Op) -> TestResult {
     let before = pair.posts();
     pair.sim.done(op)?;
     let posts = (pair.posts() - before) / pair.a.counters().len() as u64;
@@ -50,15 +50,15 @@ fn finishes_early(pair: &Pair, op: Op, large: &mut Op) -> TestResult {
     ensure(large.try_result().is_none(), "the large transfer completed first")
 }
 
-fn options(context: &Context) -> Options<'static> {
+fn options(context: &TrialContext) -> Options<'static> {
     Options { rails: context.seed_sweep.then_some(RAILS), ..Options::default() }
 }
 
-fn pair(context: &Context) -> TestResult<Pair> {
+fn pair(context: &TrialContext) -> TestResult<SimPair> {
     SimHarness::new(context).pair_of(&options(context), &options(context))
 }
 
-fn to_another_peer(context: &Context) -> TestResult {
+fn to_another_peer(context: &TrialContext) -> TestResult {
     let pair = pair(context)?;
     let other = pair.sim.open(&options(context))?;
     let (to_other, _) = pair.a.connect_local(&other)?;
@@ -77,7 +77,7 @@ fn to_another_peer(context: &Context) -> TestResult {
     dst.check("the large transfer")
 }
 
-fn to_one_peer(context: &Context) -> TestResult {
+fn to_one_peer(context: &TrialContext) -> TestResult {
     let pair = pair(context)?;
     let src = CheckedRegion::new(&pair.a, pages(context) as usize * PAGE, Access::LOCAL, context.seed)?;
     let (_dst, mut op) = large(&pair, &src, context)?;
@@ -91,7 +91,7 @@ fn to_one_peer(context: &Context) -> TestResult {
 }
 
 /// A peer with 100 large operations gets no more turns than a peer with one.
-fn many_operations(context: &Context) -> TestResult {
+fn many_operations(context: &TrialContext) -> TestResult {
     let pair = pair(context)?;
     let other = pair.sim.open(&options(context))?;
     let (to_other, _) = pair.a.connect_local(&other)?;
@@ -114,7 +114,7 @@ fn many_operations(context: &Context) -> TestResult {
     pair.sim.all_done(ops)
 }
 
-fn equal_transfers(context: &Context) -> TestResult {
+fn equal_transfers(context: &TrialContext) -> TestResult {
     let sim = SimHarness::new(context);
     let hub = sim.open(&options(context))?;
     let src = CheckedRegion::new(&hub, PAGE, Access::LOCAL, context.seed)?;

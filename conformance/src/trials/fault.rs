@@ -6,8 +6,8 @@ use transport_core::{Access, ErrorKind, Op, Pages, WriteOptions};
 use crate::backend_under_test::Variant;
 use crate::check::{TestResult, ensure, ensure_eq, ensure_err};
 use crate::checked_region::{CheckedRegion, FULL_ACCESS};
-use crate::sim_harness::{Options, Pair, SimHarness};
-use crate::trial::{Context, Trial};
+use crate::sim_harness::{Options, SimHarness, SimPair};
+use crate::trial::{Trial, TrialContext};
 
 pub(super) const TRIALS: &[Trial] = &[
     Trial::new("fault::device_lost", device_lost).on(&[Variant::Doomed]),
@@ -38,8 +38,8 @@ fn pages_moved(src: &CheckedRegion, dst: &CheckedRegion) -> TestResult<usize> {
     Ok(moved)
 }
 
-fn device_lost(context: &Context) -> TestResult {
-    let pair = Pair::new(context)?;
+fn device_lost(context: &TrialContext) -> TestResult {
+    let pair = SimPair::new(context)?;
     let src = CheckedRegion::new(&pair.a, 400 * 64, Access::LOCAL, context.seed)?;
     let dst = CheckedRegion::new(&pair.b, 400 * 64, FULL_ACCESS, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
@@ -80,8 +80,8 @@ fn device_lost(context: &Context) -> TestResult {
     src.check("the source")
 }
 
-fn device_lost_ends_receives(context: &Context) -> TestResult {
-    let pair = Pair::new(context)?;
+fn device_lost_ends_receives(context: &TrialContext) -> TestResult {
+    let pair = SimPair::new(context)?;
     let src = CheckedRegion::new(&pair.a, 4096, Access::LOCAL, context.seed)?;
     let dst = CheckedRegion::new(&pair.b, 4096, FULL_ACCESS, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
@@ -100,7 +100,7 @@ fn device_lost_ends_receives(context: &Context) -> TestResult {
 }
 
 /// The last device is lost after the bytes. The imm cannot be sent, and must not hang.
-fn device_lost_before_the_imm(context: &Context) -> TestResult {
+fn device_lost_before_the_imm(context: &TrialContext) -> TestResult {
     let lost = Variant::LOST_AFTER as usize;
     for pages in lost.saturating_sub(2)..=lost + 2 {
         let options = Options { rails: Some(1), ..Options::default() };
@@ -128,8 +128,8 @@ fn device_lost_before_the_imm(context: &Context) -> TestResult {
     Ok(())
 }
 
-fn a_failed_request(context: &Context) -> TestResult {
-    let pair = Pair::new(context)?;
+fn a_failed_request(context: &TrialContext) -> TestResult {
+    let pair = SimPair::new(context)?;
     let src = CheckedRegion::new(&pair.a, 300 * 64, Access::LOCAL, context.seed)?;
     let dst = CheckedRegion::new(&pair.b, 300 * 64, FULL_ACCESS, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
@@ -158,8 +158,8 @@ fn a_failed_request(context: &Context) -> TestResult {
     pair.sim.settle()
 }
 
-fn no_imm_behind_a_failure(context: &Context) -> TestResult {
-    let pair = Pair::new(context)?;
+fn no_imm_behind_a_failure(context: &TrialContext) -> TestResult {
+    let pair = SimPair::new(context)?;
     // The write has at least two failed requests on every rail.
     let count = pair.a.counters().len() * 2 * Variant::FAULT_EVERY as usize;
     let src = CheckedRegion::new(&pair.a, count * 64, Access::LOCAL, context.seed)?;

@@ -4,11 +4,11 @@ use serde::{Deserialize, Serialize};
 use transport_core::spi::Operations;
 use transport_core::{Access, Descriptor, ErrorKind, MemoryKind, RemoteRegion};
 
-use crate::check::{Failure, TestResult, ensure, ensure_err, within};
+use crate::check::{TestResult, TrialFailure, ensure, ensure_err, within};
 use crate::checked_region::{CheckedRegion, FULL_ACCESS};
 use crate::process::{ConnectedPair, LIMIT};
-use crate::sim_harness::Pair;
-use crate::trial::{Context, Trial};
+use crate::sim_harness::SimPair;
+use crate::trial::{Trial, TrialContext};
 
 pub(super) const TRIALS: &[Trial] = &[
     Trial::new("forgery::damaged_bytes", damaged_bytes),
@@ -36,11 +36,11 @@ pub(super) struct WireEntry {
     pub(super) transport: String,
     domain: u64,
     rail: u16,
-    key: Key,
+    key: ForgedKey,
 }
 
 #[derive(Clone, Serialize, Deserialize)]
-struct Key {
+struct ForgedKey {
     base: u64,
     key: u64,
     len: u64,
@@ -55,13 +55,13 @@ impl WireDescriptor {
     #[track_caller]
     fn read(bytes: &[u8]) -> TestResult<Self> {
         postcard::from_bytes(&bytes[4..])
-            .map_err(|error| Failure::new(format!("the format of descriptors has changed: {error}")))
+            .map_err(|error| TrialFailure::new(format!("the format of descriptors has changed: {error}")))
     }
 
     #[track_caller]
     pub(super) fn to_descriptor(&self) -> TestResult<Descriptor> {
         let bytes = postcard::to_extend(self, b"mrD\x01".to_vec())
-            .map_err(|error| Failure::new(error.to_string()))?;
+            .map_err(|error| TrialFailure::new(error.to_string()))?;
         Ok(Descriptor::from_bytes(&bytes)?)
     }
 
@@ -71,13 +71,13 @@ impl WireDescriptor {
         self.keys().for_each(|key| key.key ^= flip);
     }
 
-    fn keys(&mut self) -> impl Iterator<Item = &mut Key> {
+    fn keys(&mut self) -> impl Iterator<Item = &mut ForgedKey> {
         self.entries.iter_mut().map(|entry| &mut entry.key)
     }
 }
 
-fn damaged_bytes(context: &Context) -> TestResult {
-    let pair = Pair::new(context)?;
+fn damaged_bytes(context: &TrialContext) -> TestResult {
+    let pair = SimPair::new(context)?;
     let dst = CheckedRegion::new(&pair.b, 4096, FULL_ACCESS, context.seed)?;
     let good = dst.region.descriptor().to_bytes();
     let mut bad: Vec<Vec<u8>> = (0..good.len()).map(|len| good[..len].to_vec()).collect();
@@ -97,7 +97,7 @@ const REFUSALS: &[ErrorKind] = &[ErrorKind::RemoteAccess, ErrorKind::Revoked];
 
 /// Tries to write and read through a forged descriptor, small and large.
 #[track_caller]
-fn try_all(pair: &Pair, src: &CheckedRegion, what: &str, forged: &Descriptor, at: usize) -> TestResult {
+fn try_all(pair: &SimPair, src: &CheckedRegion, what: &str, forged: &Descriptor, at: usize) -> TestResult {
     let remote: RemoteRegion = match pair.to_b.import(forged) {
         Ok(remote) => remote,
         Err(error) => return ensure_err::<()>(what, Err(error), REFUSALS).map(drop),
@@ -115,8 +115,8 @@ fn try_all(pair: &Pair, src: &CheckedRegion, what: &str, forged: &Descriptor, at
     Ok(())
 }
 
-fn another_key(context: &Context) -> TestResult {
-    let pair = Pair::new(context)?;
+fn another_key(context: &TrialContext) -> TestResult {
+    let pair = SimPair::new(context)?;
     let src = CheckedRegion::new(&pair.a, 4096, Access::LOCAL, context.seed)?;
     let dst = CheckedRegion::new(&pair.b, 4096, FULL_ACCESS, context.seed + 1)?;
     // A local region with a similar key, which peers must not change.
@@ -135,8 +135,8 @@ fn another_key(context: &Context) -> TestResult {
     neighbour.check("its neighbour")
 }
 
-fn more_rights(context: &Context) -> TestResult {
-    let pair = Pair::new(context)?;
+fn more_rights(context: &TrialContext) -> TestResult {
+    let pair = SimPair::new(context)?;
     let src = CheckedRegion::new(&pair.a, 4096, Access::LOCAL, context.seed)?;
     for (access, forged) in [
         (Access::REMOTE_READ, Access::REMOTE_WRITE),
@@ -155,8 +155,8 @@ fn more_rights(context: &Context) -> TestResult {
     Ok(())
 }
 
-fn more_bytes(context: &Context) -> TestResult {
-    let pair = Pair::new(context)?;
+fn more_bytes(context: &TrialContext) -> TestResult {
+    let pair = SimPair::new(context)?;
     let src = CheckedRegion::new(&pair.a, 4096, Access::LOCAL, context.seed)?;
     let dst = CheckedRegion::new(&pair.b, 4096, FULL_ACCESS, context.seed + 1)?;
     for len in [4097, 1 << 20, u64::MAX / 2] {
@@ -178,8 +178,8 @@ fn more_bytes(context: &Context) -> TestResult {
     dst.check("the region")
 }
 
-fn unknown_transports(context: &Context) -> TestResult {
-    let pair = Pair::new(context)?;
+fn unknown_transports(context: &TrialContext) -> TestResult {
+    let pair = SimPair::new(context)?;
     let src = CheckedRegion::new(&pair.a, 4096, Access::LOCAL, context.seed)?;
     let mut dst = CheckedRegion::new(&pair.b, 4096, FULL_ACCESS, context.seed + 1)?;
     let good = WireDescriptor::of(&dst)?;
@@ -205,7 +205,7 @@ fn unknown_transports(context: &Context) -> TestResult {
 }
 
 /// An operation with a wrong key fails alone, among many with right keys, even if the device must recover from it.
-fn amid_others(context: &Context) -> TestResult {
+fn amid_others(context: &TrialContext) -> TestResult {
     const PIECES: usize = 64;
     const PIECE: usize = 64 << 10;
     const WRONG: usize = 20;

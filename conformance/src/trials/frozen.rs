@@ -11,7 +11,7 @@ use transport_core::{Fabric, Op, Peer, WriteOptions};
 use crate::check::{TestResult, ensure, ensure_eq, within};
 use crate::checked_region::{CheckedRegion, FULL_ACCESS, content};
 use crate::process::{HelperProcess, LIMIT, short_timeout_fabric};
-use crate::trial::{Context, Trial};
+use crate::trial::{Trial, TrialContext};
 
 pub(super) const TRIALS: &[Trial] = &[Trial::new("frozen::others_go_on", others_go_on)
     .needs(Operations::WRITE_IMM.union(Operations::SEND))
@@ -30,7 +30,7 @@ const IMM: u32 = 7;
 /// busy one: a backend that cannot do so closes its endpoint after a time of its own, and loses the device.
 const TEARDOWN_LIMIT: Duration = Duration::from_secs(5);
 
-fn meet(context: &Context, fabric: &Fabric, seed: u64) -> TestResult<(HelperProcess, Peer)> {
+fn meet(context: &TrialContext, fabric: &Fabric, seed: u64) -> TestResult<(HelperProcess, Peer)> {
     let (mut helper, peer) = HelperProcess::spawn_connected(context, fabric)?;
     helper.command(&format!("alloc far {LEN} {seed}"))?;
     Ok((helper, peer))
@@ -44,7 +44,7 @@ fn is_idle(fabric: &Fabric) -> TestResult<bool> {
     Ok(rails.map(|rail| rail.outstanding).sum::<u64>() == 0)
 }
 
-fn others_go_on(context: &Context) -> TestResult {
+fn others_go_on(context: &TrialContext) -> TestResult {
     let fabric = short_timeout_fabric(context)?;
     let (frozen, to_frozen) = meet(context, &fabric, 1)?;
     let (mut healthy, to_healthy) = meet(context, &fabric, 2)?;

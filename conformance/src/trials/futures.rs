@@ -12,10 +12,10 @@ use transport_core::spi::Operations;
 use transport_core::{Access, ErrorKind, Op, WriteOptions, wait};
 
 use crate::backend_under_test::Variant;
-use crate::check::{Failure, TestResult, ensure, ensure_eq, ensure_err};
+use crate::check::{TestResult, TrialFailure, ensure, ensure_eq, ensure_err};
 use crate::checked_region::{CheckedRegion, FULL_ACCESS};
-use crate::sim_harness::{Options, Pair, SimHarness};
-use crate::trial::{ALL_PATHS, Context, Trial};
+use crate::sim_harness::{Options, SimHarness, SimPair};
+use crate::trial::{ALL_PATHS, Trial, TrialContext};
 
 pub(super) const TRIALS: &[Trial] = &[
     Trial::new("futures::wait_drives", wait_drives).on(&[
@@ -60,7 +60,7 @@ fn tick_past_panics(sim: &SimHarness, count: u32) -> TestResult {
             return Ok(());
         }
     }
-    Err(Failure::new(format!("{panics} panics of wakers, want {count}")))
+    Err(TrialFailure::new(format!("{panics} panics of wakers, want {count}")))
 }
 
 /// A waker that counts its wakeups.
@@ -85,13 +85,13 @@ pub(super) fn counting_waker() -> (Arc<WakeCounter>, Waker) {
 }
 
 /// Two connected fabrics whose clock moves at each read, so that a blocking wait ends.
-fn ticking(context: &Context) -> TestResult<Pair> {
+fn ticking(context: &TrialContext) -> TestResult<SimPair> {
     let options = Options { ticking: true, ..Options::default() };
     SimHarness::new(context).pair_of(&options, &options)
 }
 
 /// A blocking wait on a caller-driven fabric drives the fabric itself.
-fn wait_drives(context: &Context) -> TestResult {
+fn wait_drives(context: &TrialContext) -> TestResult {
     const fn sendable<T: Send + 'static>() {}
     sendable::<Op>();
     let pair = ticking(context)?;
@@ -108,7 +108,7 @@ fn wait_drives(context: &Context) -> TestResult {
 }
 
 /// The blocking wait on any future drives every fabric that the future uses.
-fn any_wait_drives(context: &Context) -> TestResult {
+fn any_wait_drives(context: &TrialContext) -> TestResult {
     const LIMIT: Duration = limit::HANG;
     let pair = ticking(context)?;
     let src = CheckedRegion::new(&pair.a, 300_000, Access::LOCAL, context.seed)?;
@@ -127,8 +127,8 @@ fn any_wait_drives(context: &Context) -> TestResult {
     dst.check("after the wait")
 }
 
-fn wait_gives_up(context: &Context) -> TestResult {
-    let pair = Pair::new(context)?;
+fn wait_gives_up(context: &TrialContext) -> TestResult {
+    let pair = SimPair::new(context)?;
     let src = CheckedRegion::new(&pair.a, 4096, Access::LOCAL, context.seed)?;
     let mut dst = CheckedRegion::new(&pair.b, 4096, FULL_ACCESS, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
@@ -140,8 +140,8 @@ fn wait_gives_up(context: &Context) -> TestResult {
     dst.check("after it")
 }
 
-fn wakes_the_last_waker(context: &Context) -> TestResult {
-    let pair = Pair::new(context)?;
+fn wakes_the_last_waker(context: &TrialContext) -> TestResult {
+    let pair = SimPair::new(context)?;
     let src = CheckedRegion::new(&pair.a, 4096, Access::LOCAL, context.seed)?;
     let dst = CheckedRegion::new(&pair.b, 4096, FULL_ACCESS, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
@@ -154,12 +154,12 @@ fn wakes_the_last_waker(context: &Context) -> TestResult {
     ensure(late.count() > 0, "the waiting task was not woken")?;
     match op.as_mut().poll(&mut Task::from_waker(&second)) {
         Poll::Ready(outcome) => ensure_eq("bytes", outcome?.bytes, 4096),
-        Poll::Pending => Err(Failure::new("the operation is pending after its wakeup")),
+        Poll::Pending => Err(TrialFailure::new("the operation is pending after its wakeup")),
     }
 }
 
-fn handed_out_once(context: &Context) -> TestResult {
-    let pair = Pair::new(context)?;
+fn handed_out_once(context: &TrialContext) -> TestResult {
+    let pair = SimPair::new(context)?;
     let src = CheckedRegion::new(&pair.a, 4096, Access::LOCAL, context.seed)?;
     let dst = CheckedRegion::new(&pair.b, 4096, FULL_ACCESS, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
@@ -170,8 +170,8 @@ fn handed_out_once(context: &Context) -> TestResult {
     ensure_err("a second poll", pollster::block_on(op), &[ErrorKind::Closed]).map(drop)
 }
 
-fn detached_goes_on(context: &Context) -> TestResult {
-    let pair = Pair::new(context)?;
+fn detached_goes_on(context: &TrialContext) -> TestResult {
+    let pair = SimPair::new(context)?;
     let src = CheckedRegion::new(&pair.a, 700_000, Access::LOCAL, context.seed)?;
     let mut dst = CheckedRegion::new(&pair.b, 700_000, FULL_ACCESS, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
@@ -185,9 +185,9 @@ fn detached_goes_on(context: &Context) -> TestResult {
 
 /// Many operations complete in one poll, and the wakers of some panic. All complete, their memory is released, and as
 /// many new operations as before can be posted.
-fn wakers_that_panic(context: &Context) -> TestResult {
+fn wakers_that_panic(context: &TrialContext) -> TestResult {
     const COUNT: usize = 200;
-    let pair = Pair::new(context)?;
+    let pair = SimPair::new(context)?;
     let src = CheckedRegion::new(&pair.a, COUNT * 64, Access::LOCAL, context.seed)?;
     let mut dst = CheckedRegion::new(&pair.b, COUNT * 64, FULL_ACCESS, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
@@ -212,8 +212,8 @@ fn wakers_that_panic(context: &Context) -> TestResult {
 
 /// A revocation ends operations whose wakers panic. The revocation completes all the same, and so do all operations on
 /// the region.
-fn panics_in_a_revocation(context: &Context) -> TestResult {
-    let pair = Pair::new(context)?;
+fn panics_in_a_revocation(context: &TrialContext) -> TestResult {
+    let pair = SimPair::new(context)?;
     let own = CheckedRegion::new(&pair.a, 8192, FULL_ACCESS, context.seed)?;
     let mut receives = Vec::new();
     for at in 0..4 {

@@ -14,8 +14,8 @@ use crate::backend_under_test::Variant;
 use crate::check::{TestResult, ensure, ensure_eq, ensure_err, within};
 use crate::checked_region::{CheckedRegion, FULL_ACCESS};
 use crate::process::LIMIT;
-use crate::sim_harness::{Options, Pair, SimHarness, builder};
-use crate::trial::{ALL_PATHS, Context, Trial};
+use crate::sim_harness::{Options, SimHarness, SimPair, builder};
+use crate::trial::{ALL_PATHS, Trial, TrialContext};
 
 const IMM_AND_SEND: Operations = Operations::WRITE_IMM.union(Operations::SEND);
 
@@ -59,13 +59,13 @@ pub(super) const ALL: u64 = u64::MAX;
 
 /// A pair whose target grants the windows of `grant`.
 #[track_caller]
-pub(super) fn pair_of(context: &Context, grant: &Arc<AdjustableGrant>) -> TestResult<Pair> {
+pub(super) fn pair_of(context: &TrialContext, grant: &Arc<AdjustableGrant>) -> TestResult<SimPair> {
     let theirs = Options { admission: Some(grant.clone()), ..Options::default() };
     SimHarness::new(context).pair_of(&Options::default(), &theirs)
 }
 
 /// Runs turns of `a` alone: the target polls nothing.
-fn step_initiator_only(pair: &Pair) {
+fn step_initiator_only(pair: &SimPair) {
     for _ in 0..50 {
         pair.a.step();
         pair.sim.clock.advance(Duration::from_micros(50));
@@ -102,7 +102,7 @@ fn grant_waits(fabric: &Fabric) -> u64 {
     fabric.counters().iter().map(|rail| rail.grant_waits).sum()
 }
 
-fn ends_at_deadline(context: &Context) -> TestResult {
+fn ends_at_deadline(context: &TrialContext) -> TestResult {
     let pair = pair_of(context, &AdjustableGrant::new([ALL, 0, 0]))?;
     let other = pair.sim.open(&Options::default())?;
     let (to_other, from_other) = pair.a.connect_local(&other)?;
@@ -149,7 +149,7 @@ fn ends_at_deadline(context: &Context) -> TestResult {
     dst.check("after the deadlines")
 }
 
-fn imms_renew(context: &Context) -> TestResult {
+fn imms_renew(context: &TrialContext) -> TestResult {
     const WINDOW: usize = 3;
     const PAGES: u32 = 100;
     let pair = pair_of(context, &AdjustableGrant::new([ALL, WINDOW as u64, 0]))?;
@@ -172,7 +172,7 @@ fn imms_renew(context: &Context) -> TestResult {
     ensure_eq("imms", pair.to_a.imm(1).count(), 50 + u64::from(PAGES) + 3)
 }
 
-fn messages_renew(context: &Context) -> TestResult {
+fn messages_renew(context: &TrialContext) -> TestResult {
     const WINDOW: usize = 2;
     let pair = pair_of(context, &AdjustableGrant::new([ALL, 0, WINDOW as u64]))?;
     let src = CheckedRegion::new(&pair.a, 64, Access::LOCAL, context.seed)?;
@@ -190,7 +190,7 @@ fn messages_renew(context: &Context) -> TestResult {
     ensure_eq("messages", std::iter::from_fn(|| pool.try_next()).filter(Result::is_ok).count(), 30)
 }
 
-fn given_up(context: &Context) -> TestResult {
+fn given_up(context: &TrialContext) -> TestResult {
     let grant = AdjustableGrant::new([ALL, 0, ALL]);
     let pair = pair_of(context, &grant)?;
     let mut ops = Vec::new();
@@ -213,7 +213,7 @@ fn given_up(context: &Context) -> TestResult {
     Ok(())
 }
 
-fn failures_give_back(context: &Context) -> TestResult {
+fn failures_give_back(context: &TrialContext) -> TestResult {
     let pair = pair_of(context, &AdjustableGrant::new([ALL, 2, ALL]))?;
     let (mut failed, all) = (0, 20 * Variant::FAULT_EVERY);
     for _ in 0..all {
@@ -225,7 +225,7 @@ fn failures_give_back(context: &Context) -> TestResult {
     ensure_eq("imms", pair.to_a.imm(1).count(), all - failed)
 }
 
-fn ends_with_the_peer(context: &Context) -> TestResult {
+fn ends_with_the_peer(context: &TrialContext) -> TestResult {
     for ours in [true, false] {
         let pair = pair_of(context, &AdjustableGrant::new([ALL, 0, 0]))?;
         let mut op = pair.to_b.write_imm(1)?;
@@ -246,7 +246,7 @@ fn ends_with_the_peer(context: &Context) -> TestResult {
 }
 
 /// Thousands of imms go through a window of eight. Each new grant is a frame between two threads.
-fn over_sockets(context: &Context) -> TestResult {
+fn over_sockets(context: &TrialContext) -> TestResult {
     const IMMS: usize = 4000;
     let grant = AdjustableGrant::new([ALL, 8, ALL]);
     let target = builder(context, &Options::default())?.grant_policy(grant).open()?;

@@ -14,9 +14,8 @@ use crate::backend_under_test::Variant;
 use crate::check::{TestResult, ensure, ensure_eq};
 use crate::checked_region::{CheckedRegion, FULL_ACCESS};
 use crate::process::{HelperProcess, LIMIT, multi_transport_fabric};
-use crate::sim_harness::{LABEL, Options, Pair, SimHarness};
-use crate::trial::{ALL_PATHS, Context, Trial};
-use crate::trial_fabric::TrialFabric;
+use crate::sim_harness::{LABEL, Options, SimHarness, SimPair};
+use crate::trial::{ALL_PATHS, Trial, TrialContext, TrialFabric};
 
 const METERED: Operations = Operations::WRITE_IMM.union(Operations::SEND);
 
@@ -58,19 +57,19 @@ fn open(
 }
 
 /// A pair that shares the last transport of each side only. Both sides grant the windows of `grant`.
-fn pair(context: &Context, grant: &Arc<AdjustableGrant>) -> TestResult<Pair> {
+fn pair(context: &TrialContext, grant: &Arc<AdjustableGrant>) -> TestResult<SimPair> {
     let sim = SimHarness::new(context);
     let (a, b) = (open(&sim, OURS, Some(grant.clone()))?, open(&sim, THEIRS, Some(grant.clone()))?);
     let (to_b, to_a) = a.connect_local(&b)?;
-    Ok(Pair { sim, a, b, to_b, to_a })
+    Ok(SimPair { sim, a, b, to_b, to_a })
 }
 
 /// Both directions of a pair: the initiator, its peer, the target, and the target's peer.
-fn directions(pair: &Pair) -> [(&TrialFabric, &Peer, &TrialFabric, &Peer); 2] {
+fn directions(pair: &SimPair) -> [(&TrialFabric, &Peer, &TrialFabric, &Peer); 2] {
     [(&pair.a, &pair.to_b, &pair.b, &pair.to_a), (&pair.b, &pair.to_a, &pair.a, &pair.to_b)]
 }
 
-fn imms(context: &Context) -> TestResult {
+fn imms(context: &TrialContext) -> TestResult {
     const PAGES: u32 = 40;
     let pair = pair(context, &AdjustableGrant::new([ALL, 3, 0]))?;
     for (from, to, other, back) in directions(&pair) {
@@ -94,7 +93,7 @@ fn imms(context: &Context) -> TestResult {
     pair.sim.settle()
 }
 
-fn messages(context: &Context) -> TestResult {
+fn messages(context: &TrialContext) -> TestResult {
     let pair = pair(context, &AdjustableGrant::new([ALL, 0, 2]))?;
     for (from, to, other, _) in directions(&pair) {
         let src = CheckedRegion::new(from, 64, Access::LOCAL, context.seed)?;
@@ -118,7 +117,7 @@ fn messages(context: &Context) -> TestResult {
 }
 
 /// Single receives. The receiver's first transport reaches no peer.
-fn receives(context: &Context) -> TestResult {
+fn receives(context: &TrialContext) -> TestResult {
     let pair = pair(context, &AdjustableGrant::new([ALL, ALL, ALL]))?;
     for (from, to, other, back) in directions(&pair) {
         let src = CheckedRegion::new(from, 256, Access::LOCAL, context.seed)?;
@@ -134,7 +133,7 @@ fn receives(context: &Context) -> TestResult {
 }
 
 /// The rail groups of a transport share one window of bytes. Reads use no credit of it.
-fn bytes(context: &Context) -> TestResult {
+fn bytes(context: &TrialContext) -> TestResult {
     const LEN: usize = 5 << 20;
     let pair = pair(context, &AdjustableGrant::new([1 << 20, 0, 0]))?;
     for (from, to, other, _) in directions(&pair) {
@@ -165,7 +164,7 @@ impl GrantPolicy for LimitedLastTransport {
 
 /// Both transports reach the peer. The bytes go over the second transport, whose grant is small. They must not use the
 /// first transport's grant: the receiver would close the connection to such a sender.
-fn not_anothers(context: &Context) -> TestResult {
+fn not_anothers(context: &TrialContext) -> TestResult {
     const WRITES: usize = 300;
     let sim = SimHarness::new(context);
     let labels = &["one", LABEL];
@@ -201,7 +200,7 @@ fn not_anothers(context: &Context) -> TestResult {
 }
 
 /// The same in real time between two processes, which share the last transport of each only, as two hosts do.
-fn between_processes(context: &Context) -> TestResult {
+fn between_processes(context: &TrialContext) -> TestResult {
     const IMMS: usize = 500;
     const PAGES: u32 = 64;
     let windows = Grant { bytes: 1 << 20, imms: 8, messages: 4 };

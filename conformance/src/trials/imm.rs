@@ -11,10 +11,10 @@ use transport_core::spi::Operations;
 use transport_core::{Access, ErrorKind, Pages, WriteOptions, imm_count};
 
 use crate::backend_under_test::Variant;
-use crate::check::{TestResult, ensure, ensure_eq, ensure_err};
+use crate::check::{TestResult, ensure, ensure_eq, ensure_err, poll_once};
 use crate::checked_region::{CheckedRegion, FULL_ACCESS};
-use crate::sim_harness::{Options, Pair, SimHarness};
-use crate::trial::{ALL_PATHS, Context, Trial};
+use crate::sim_harness::{Options, SimHarness, SimPair};
+use crate::trial::{ALL_PATHS, Trial, TrialContext};
 
 use super::futures::{PanickingWaker, counting_waker};
 
@@ -39,9 +39,9 @@ pub(super) const TRIALS: &[Trial] = &[
     Trial::new("imm::a_waker_that_panics", a_waker_that_panics).on(ALL_PATHS).needs(Operations::WRITE_IMM),
 ];
 
-fn after_all_bytes(context: &Context) -> TestResult {
+fn after_all_bytes(context: &TrialContext) -> TestResult {
     for seed in context.seeds(6) {
-        let pair = Pair::new(&context.with_seed(seed))?;
+        let pair = SimPair::new(&context.with_seed(seed))?;
         let src = CheckedRegion::new(&pair.a, 1_500_000, Access::LOCAL, seed)?;
         let mut dst = CheckedRegion::new(&pair.b, 1_500_000, FULL_ACCESS, seed + 1)?;
         let remote = dst.import(&pair.to_b)?;
@@ -58,10 +58,10 @@ fn after_all_bytes(context: &Context) -> TestResult {
     Ok(())
 }
 
-fn after_all_pages(context: &Context) -> TestResult {
+fn after_all_pages(context: &TrialContext) -> TestResult {
     const PAGES: u32 = 150;
     for seed in context.seeds(6) {
-        let pair = Pair::new(&context.with_seed(seed))?;
+        let pair = SimPair::new(&context.with_seed(seed))?;
         let src = CheckedRegion::new(&pair.a, PAGES as usize * 512, Access::LOCAL, seed)?;
         let mut dst = CheckedRegion::new(&pair.b, PAGES as usize * 512, FULL_ACCESS, seed + 1)?;
         let remote = dst.import(&pair.to_b)?;
@@ -81,19 +81,19 @@ fn after_all_pages(context: &Context) -> TestResult {
 }
 
 /// Ticks until the imm has arrived, and fails unless all bytes are visible at that moment.
-fn announced(pair: &Pair, dst: &CheckedRegion, imm: u32) -> TestResult {
+fn announced(pair: &SimPair, dst: &CheckedRegion, imm: u32) -> TestResult {
     let counter = pair.to_a.imm(imm);
     pair.sim.until("the imm", || counter.count() > 0)?;
     dst.check("the bytes that the imm announced")
 }
 
-fn exactly_once(pair: &Pair, imms: std::ops::Range<u32>) -> TestResult {
+fn exactly_once(pair: &SimPair, imms: std::ops::Range<u32>) -> TestResult {
     pair.sim.settle()?;
     imms.into_iter().try_for_each(|imm| ensure_eq("arrivals of one imm", pair.to_a.imm(imm).count(), 1))
 }
 
-fn one_per_page(context: &Context) -> TestResult {
-    let pair = Pair::new(context)?;
+fn one_per_page(context: &TrialContext) -> TestResult {
+    let pair = SimPair::new(context)?;
     let src = CheckedRegion::new(&pair.a, 4096, Access::LOCAL, context.seed)?;
     let mut dst = CheckedRegion::new(&pair.b, 200 * 256, FULL_ACCESS, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
@@ -112,9 +112,9 @@ fn one_per_page(context: &Context) -> TestResult {
     ensure_eq("imms", pair.to_a.imm(8).count(), sum)
 }
 
-fn one_per_started_mib(context: &Context) -> TestResult {
+fn one_per_started_mib(context: &TrialContext) -> TestResult {
     const MIB: usize = 1 << 20;
-    let pair = Pair::new(context)?;
+    let pair = SimPair::new(context)?;
     let src = CheckedRegion::new(&pair.a, 3 * MIB + 10, Access::LOCAL, context.seed)?;
     let mut dst = CheckedRegion::new(&pair.b, 3 * MIB + 10, FULL_ACCESS, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
@@ -132,8 +132,8 @@ fn one_per_started_mib(context: &Context) -> TestResult {
     Ok(())
 }
 
-fn accumulates_and_is_taken(context: &Context) -> TestResult {
-    let pair = Pair::new(context)?;
+fn accumulates_and_is_taken(context: &TrialContext) -> TestResult {
+    let pair = SimPair::new(context)?;
     for _ in 0..10 {
         pair.sim.done(pair.to_b.write_imm(77)?)?;
     }
@@ -155,8 +155,8 @@ fn accumulates_and_is_taken(context: &Context) -> TestResult {
     ensure_eq("left", pair.to_a.imm(77).count(), 0)
 }
 
-fn all_32_bits(context: &Context) -> TestResult {
-    let pair = Pair::new(context)?;
+fn all_32_bits(context: &TrialContext) -> TestResult {
+    let pair = SimPair::new(context)?;
     let imms: Vec<_> = (0..32).map(|bit| 1 << bit).chain([0, u32::MAX, 0x8000_0001, 0xdead_beef]).collect();
     for imm in &imms {
         pair.sim.done(pair.to_b.write_imm(*imm)?)?;
@@ -167,7 +167,7 @@ fn all_32_bits(context: &Context) -> TestResult {
 }
 
 /// The receiver does not poll for a while. The engine holds the sender back, and no imm is lost.
-fn more_than_any_queue(context: &Context) -> TestResult {
+fn more_than_any_queue(context: &TrialContext) -> TestResult {
     let count = context.amount(3500, 1050);
     let options = Options { max_operations: 4096, ..Options::default() };
     let pair = SimHarness::new(context).pair_of(&options, &options)?;
@@ -185,9 +185,9 @@ fn more_than_any_queue(context: &Context) -> TestResult {
 }
 
 /// Callback and stream get each arrival once, and the close of the peer.
-fn called_and_streamed(context: &Context) -> TestResult {
+fn called_and_streamed(context: &TrialContext) -> TestResult {
     const IMMS: u64 = 100;
-    let pair = Pair::new(context)?;
+    let pair = SimPair::new(context)?;
     let (sender, calls) = std::sync::mpsc::channel();
     for n in [IMMS + 1, IMMS, 1, 0] {
         let sender = sender.clone();
@@ -197,14 +197,13 @@ fn called_and_streamed(context: &Context) -> TestResult {
     let ops: Result<Vec<_>, _> =
         (0..2 * IMMS).map(|at| pair.to_b.write_imm(if at % 2 == 0 { 6 } else { 7 })).collect();
     let mut arrivals = pair.to_a.imm(7).arrivals();
-    let mut task = std::task::Context::from_waker(std::task::Waker::noop());
     let mut taken = 0;
     let mut failed = None;
     pair.sim.until("all arrivals", || {
-        match std::pin::pin!(arrivals.next()).poll(&mut task) {
-            Poll::Ready(Ok(count)) => taken += count,
-            Poll::Ready(Err(error)) => failed = Some(error),
-            Poll::Pending => {}
+        match poll_once(pin!(arrivals.next())) {
+            Some(Ok(count)) => taken += count,
+            Some(Err(error)) => failed = Some(error),
+            None => {}
         }
         taken >= IMMS || failed.is_some()
     })?;
@@ -216,10 +215,7 @@ fn called_and_streamed(context: &Context) -> TestResult {
         (taken, pair.to_a.imm(7).count(), pair.to_a.imm(6).count()),
         (IMMS, 0, IMMS),
     )?;
-    ensure(
-        std::pin::pin!(arrivals.next()).poll(&mut task).is_pending(),
-        "the stream has one arrival too many",
-    )?;
+    ensure(poll_once(pin!(arrivals.next())).is_none(), "the stream has one arrival too many")?;
     let called = || calls.try_iter().collect::<Vec<_>>();
     ensure_eq("calls", called(), vec![(0, true), (1, true), (IMMS, true)])?;
     pair.to_b.disconnect();
@@ -229,8 +225,8 @@ fn called_and_streamed(context: &Context) -> TestResult {
     ensure_err("arrivals at the end", end.map(drop), &[ErrorKind::Closed, ErrorKind::PeerDied]).map(drop)
 }
 
-fn wakes_who_expects_it(context: &Context) -> TestResult {
-    let pair = Pair::new(context)?;
+fn wakes_who_expects_it(context: &TrialContext) -> TestResult {
+    let pair = SimPair::new(context)?;
     let (wakes, waker) = counting_waker();
     let mut expected = std::pin::pin!(pair.to_a.imm(4).expect(3));
     let mut task = std::task::Context::from_waker(&waker);
@@ -243,19 +239,18 @@ fn wakes_who_expects_it(context: &Context) -> TestResult {
     ensure_eq("wakes", wakes.count(), 1)?;
     match expected.as_mut().poll(&mut task) {
         Poll::Ready(result) => Ok(result?),
-        Poll::Pending => Err(crate::check::Failure::new("the wait is pending after the third imm")),
+        Poll::Pending => Err(crate::check::TrialFailure::new("the wait is pending after the third imm")),
     }
 }
 
 /// The user's waker panics in a turn that takes several imms. Each imm counts once all the same, also those behind the
 /// panic, other waiters are woken, and the fabric goes on.
-fn a_waker_that_panics(context: &Context) -> TestResult {
+fn a_waker_that_panics(context: &TrialContext) -> TestResult {
     const COUNT: u64 = 20;
-    let pair = Pair::new(context)?;
+    let pair = SimPair::new(context)?;
     let (wakes, waits) = counting_waker();
     let mut panicking = pin!(pair.to_a.imm(1).expect(3));
     let mut other = pin!(pair.to_a.imm(1).expect(3));
-    let mut poll = std::task::Context::from_waker(Waker::noop());
     let panics = Waker::from(Arc::new(PanickingWaker));
     ensure(
         panicking.as_mut().poll(&mut std::task::Context::from_waker(&panics)).is_pending(),
@@ -280,7 +275,7 @@ fn a_waker_that_panics(context: &Context) -> TestResult {
     ensure_eq("imms", pair.to_a.imm(1).count(), COUNT)?;
     ensure_eq("panics", panics, 1)?;
     ensure(wakes.count() > 0, "the other waiter was not woken")?;
-    ensure(panicking.poll(&mut poll).is_ready(), "the wait is not ready although its imms arrived")?;
+    ensure(poll_once(panicking.as_mut()).is_some(), "the wait is not ready although its imms arrived")?;
     // The connection still works.
     pair.sim.done(pair.to_b.write_imm(1)?)?;
     pair.sim.settle()?;

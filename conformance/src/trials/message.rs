@@ -5,8 +5,8 @@ use transport_core::{Access, ErrorKind, Op, SendOptions};
 
 use crate::check::{TestResult, ensure, ensure_eq, ensure_err};
 use crate::checked_region::{CheckedRegion, FULL_ACCESS};
-use crate::sim_harness::{Options, Pair, SimHarness};
-use crate::trial::{ALL_PATHS, Context, Trial};
+use crate::sim_harness::{Options, SimHarness, SimPair};
+use crate::trial::{ALL_PATHS, Trial, TrialContext};
 
 pub(super) const TRIALS: &[Trial] = &[
     Trial::new("message::every_size", every_size).on(ALL_PATHS).needs(Operations::SEND),
@@ -19,8 +19,8 @@ pub(super) const TRIALS: &[Trial] = &[
     Trial::new("message::more_than_any_queue", more_than_any_queue).on(ALL_PATHS).needs(Operations::SEND),
 ];
 
-fn every_size(context: &Context) -> TestResult {
-    let pair = Pair::new(context)?;
+fn every_size(context: &TrialContext) -> TestResult {
+    let pair = SimPair::new(context)?;
     let most = pair.to_b.max_message() as usize;
     let src = CheckedRegion::new(&pair.a, most + 100, Access::LOCAL, context.seed)?;
     let mut dst = CheckedRegion::new(&pair.b, most + 100, FULL_ACCESS, context.seed + 1)?;
@@ -42,8 +42,8 @@ fn every_size(context: &Context) -> TestResult {
     Ok(())
 }
 
-fn too_large_is_refused(context: &Context) -> TestResult {
-    let pair = Pair::new(context)?;
+fn too_large_is_refused(context: &TrialContext) -> TestResult {
+    let pair = SimPair::new(context)?;
     let most = pair.to_b.max_message() as usize;
     let src = CheckedRegion::new(&pair.a, most + 1, Access::LOCAL, context.seed)?;
     let dst = CheckedRegion::new(&pair.b, most + 1, FULL_ACCESS, context.seed + 1)?;
@@ -54,8 +54,8 @@ fn too_large_is_refused(context: &Context) -> TestResult {
     dst.check("after a refused message")
 }
 
-fn carries_imm(context: &Context) -> TestResult {
-    let pair = Pair::new(context)?;
+fn carries_imm(context: &TrialContext) -> TestResult {
+    let pair = SimPair::new(context)?;
     let src = CheckedRegion::new(&pair.a, 4096, Access::LOCAL, context.seed)?;
     let mut dst = CheckedRegion::new(&pair.b, 4096, FULL_ACCESS, context.seed + 1)?;
     for (imm, size) in [(0, 10), (u32::MAX, 4096), (7, 0)] {
@@ -70,8 +70,8 @@ fn carries_imm(context: &Context) -> TestResult {
     Ok(())
 }
 
-fn waits_for_a_receive(context: &Context) -> TestResult {
-    let pair = Pair::new(context)?;
+fn waits_for_a_receive(context: &TrialContext) -> TestResult {
+    let pair = SimPair::new(context)?;
     let src = CheckedRegion::new(&pair.a, 1000, Access::LOCAL, context.seed)?;
     let mut dst = CheckedRegion::new(&pair.b, 1000, FULL_ACCESS, context.seed + 1)?;
     let op = pair.to_b.send(&src.region, 0..1000)?;
@@ -86,8 +86,8 @@ fn waits_for_a_receive(context: &Context) -> TestResult {
     dst.check("after it")
 }
 
-fn receive_too_small(context: &Context) -> TestResult {
-    let pair = Pair::new(context)?;
+fn receive_too_small(context: &TrialContext) -> TestResult {
+    let pair = SimPair::new(context)?;
     let src = CheckedRegion::new(&pair.a, 200, Access::LOCAL, context.seed)?;
     let mut dst = CheckedRegion::new(&pair.b, 300, FULL_ACCESS, context.seed + 1)?;
     let mut small = pair.b.recv(&dst.region, 50..149)?;
@@ -113,8 +113,8 @@ fn contents(checked: &CheckedRegion) -> TestResult<Vec<u8>> {
     Ok(bytes)
 }
 
-fn receive_taken_back(context: &Context) -> TestResult {
-    let pair = Pair::new(context)?;
+fn receive_taken_back(context: &TrialContext) -> TestResult {
+    let pair = SimPair::new(context)?;
     let src = CheckedRegion::new(&pair.a, 100, Access::LOCAL, context.seed)?;
     let lost = CheckedRegion::new(&pair.b, 100, FULL_ACCESS, context.seed + 1)?;
     let mut dst = CheckedRegion::new(&pair.b, 100, FULL_ACCESS, context.seed + 2)?;
@@ -133,7 +133,7 @@ fn receive_taken_back(context: &Context) -> TestResult {
     lost.check("the ones taken back")
 }
 
-fn names_its_sender(context: &Context) -> TestResult {
+fn names_its_sender(context: &TrialContext) -> TestResult {
     let sim = SimHarness::new(context);
     let hub = sim.open(&Default::default())?;
     let dst = CheckedRegion::new(&hub, 64, FULL_ACCESS, context.seed)?;
@@ -155,7 +155,7 @@ fn names_its_sender(context: &Context) -> TestResult {
 }
 
 /// Many messages before the first receive. The engine holds the sender back, and no message is lost.
-fn more_than_any_queue(context: &Context) -> TestResult {
+fn more_than_any_queue(context: &TrialContext) -> TestResult {
     const SIZE: usize = 100;
     let count = context.amount(1300, 300);
     let options = Options { max_operations: 2048, ..Options::default() };

@@ -11,8 +11,8 @@ use transport_core::{Access, ErrorKind, Mirror, OnPeerClosed, WriteOptions};
 use crate::check::{TestResult, ensure, ensure_eq, ensure_err, within};
 use crate::checked_region::{CheckedRegion, FULL_ACCESS};
 use crate::process::{ConnectedPair, LIMIT};
-use crate::sim_harness::Pair;
-use crate::trial::{ALL_PATHS, Context, Trial};
+use crate::sim_harness::SimPair;
+use crate::trial::{ALL_PATHS, Trial, TrialContext};
 
 pub(super) const TRIALS: &[Trial] = &[
     Trial::new("mirror::follows_every_arrival", follows).on(ALL_PATHS).needs(Operations::WRITE_IMM),
@@ -31,9 +31,9 @@ fn now(word: &AtomicU32) -> u32 {
     word.load(Ordering::Acquire)
 }
 
-fn follows(context: &Context) -> TestResult {
+fn follows(context: &TrialContext) -> TestResult {
     const EACH: u32 = 150;
-    let pair = Pair::new(context)?;
+    let pair = SimPair::new(context)?;
     let send = |imm: u32| -> TestResult {
         let ops: Result<Vec<_>, _> = (0..EACH).map(|_| pair.to_b.write_imm(imm)).collect();
         pair.sim.all_done(ops?)?;
@@ -58,9 +58,9 @@ fn follows(context: &Context) -> TestResult {
     ensure_eq("after the mirror was dropped", now(&five), 2 * EACH - 10)
 }
 
-fn after_its_bytes(context: &Context) -> TestResult {
+fn after_its_bytes(context: &TrialContext) -> TestResult {
     const LEN: usize = 300_000;
-    let pair = Pair::new(context)?;
+    let pair = SimPair::new(context)?;
     let src = CheckedRegion::new(&pair.a, LEN, Access::LOCAL, context.seed)?;
     let mut dst = CheckedRegion::new(&pair.b, LEN, FULL_ACCESS, context.seed + 1)?;
     let (remote, word) = (dst.import(&pair.to_b)?, word());
@@ -77,8 +77,8 @@ fn after_its_bytes(context: &Context) -> TestResult {
     Ok(())
 }
 
-fn passes_at_the_end(context: &Context) -> TestResult {
-    let pair = Pair::new(context)?;
+fn passes_at_the_end(context: &TrialContext) -> TestResult {
+    let pair = SimPair::new(context)?;
     let (passing, keeping) = (word(), word());
     let mirrors = [
         pair.to_a.imm(1).mirror(passing.clone(), OnPeerClosed::Pass),
@@ -102,7 +102,7 @@ fn passes_at_the_end(context: &Context) -> TestResult {
 }
 
 /// The word alone can release a GPU stream that waits for the peer.
-fn killed(context: &Context) -> TestResult {
+fn killed(context: &TrialContext) -> TestResult {
     let ConnectedPair { peer, mut helper, fabric: _fabric } = ConnectedPair::new(context)?;
     let word = word();
     let mirror = peer.imm(4).mirror(word.clone(), OnPeerClosed::Pass);

@@ -8,8 +8,8 @@ use transport_core::{Access, Pages, WriteOptions};
 use crate::backend_under_test::Variant;
 use crate::check::{TestResult, ensure, ensure_eq};
 use crate::checked_region::{CheckedRegion, FULL_ACCESS};
-use crate::sim_harness::Pair;
-use crate::trial::{ALL_PATHS, Context, Trial};
+use crate::sim_harness::SimPair;
+use crate::trial::{ALL_PATHS, Trial, TrialContext};
 
 pub(super) const TRIALS: &[Trial] = &[
     Trial::new("order::any_order_same_bytes", any_order).on(&[Variant::Reorder]).needs(Operations::WRITE_IMM),
@@ -23,8 +23,8 @@ pub(super) const TRIALS: &[Trial] = &[
 ];
 
 /// Runs a mixed load and returns the event hashes of both fabrics.
-fn load(context: &Context) -> TestResult<(u64, u64)> {
-    let pair = Pair::new(context)?;
+fn load(context: &TrialContext) -> TestResult<(u64, u64)> {
+    let pair = SimPair::new(context)?;
     let mut random = fastrand::Rng::with_seed(77);
     let parts = context.amount(16, 6);
     let src = CheckedRegion::new(&pair.a, parts << 16, Access::LOCAL, 1)?;
@@ -57,13 +57,13 @@ fn load(context: &Context) -> TestResult<(u64, u64)> {
     Ok((pair.a.event_hash(), pair.b.event_hash()))
 }
 
-fn any_order(context: &Context) -> TestResult {
+fn any_order(context: &TrialContext) -> TestResult {
     context.seeds(12).try_for_each(|seed| load(&context.with_seed(seed)).map(drop))
 }
 
 /// Without overtaking completions the variant would show nothing.
-fn completions_do_overtake(context: &Context) -> TestResult {
-    let pair = Pair::new(context)?;
+fn completions_do_overtake(context: &TrialContext) -> TestResult {
+    let pair = SimPair::new(context)?;
     let src = CheckedRegion::new(&pair.a, 64, Access::LOCAL, context.seed)?;
     let dst = CheckedRegion::new(&pair.b, 64, FULL_ACCESS, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
@@ -81,7 +81,7 @@ fn completions_do_overtake(context: &Context) -> TestResult {
     ensure(!order.is_sorted(), "64 writes completed in the order of posting")
 }
 
-fn one_seed(context: &Context) -> TestResult {
+fn one_seed(context: &TrialContext) -> TestResult {
     for seed in context.seeds(3) {
         let context = context.with_seed(seed);
         ensure_eq("the hashes of two runs of one seed", load(&context)?, load(&context)?)?;
@@ -89,7 +89,7 @@ fn one_seed(context: &Context) -> TestResult {
     Ok(())
 }
 
-fn another_seed(context: &Context) -> TestResult {
+fn another_seed(context: &TrialContext) -> TestResult {
     let seeds = context.amount(4, 2);
     let hashes: TestResult<Vec<_>> =
         (context.seed..context.seed + seeds).map(|seed| load(&context.with_seed(seed))).collect();

@@ -1,15 +1,15 @@
 //! Peers that connect and disconnect.
 
-use std::future::Future;
+use std::pin::pin;
 
 use transport_core::spi::Operations;
 use transport_core::{Access, Error, ErrorKind, Op, Peer, WriteOptions};
 
 use crate::backend_under_test::Variant;
-use crate::check::{Failure, TestResult, ensure, ensure_eq, ensure_err};
+use crate::check::{TestResult, TrialFailure, ensure, ensure_eq, ensure_err, poll_once};
 use crate::checked_region::{CheckedRegion, FULL_ACCESS};
-use crate::sim_harness::{Options, Pair, SimHarness};
-use crate::trial::{ALL_PATHS, Context, Trial};
+use crate::sim_harness::{Options, SimHarness, SimPair};
+use crate::trial::{ALL_PATHS, Trial, TrialContext};
 
 /// The data paths, and operations that stay posted for long.
 const PATHS: &[Variant] = &[
@@ -39,12 +39,7 @@ pub(super) const TRIALS: &[Trial] = &[
 
 /// The reason why a peer is closed, if it is.
 fn close_reason(peer: &Peer) -> Option<Error> {
-    let closed = std::pin::pin!(peer.closed());
-    let mut task = std::task::Context::from_waker(std::task::Waker::noop());
-    match closed.poll(&mut task) {
-        std::task::Poll::Ready(error) => Some(error),
-        std::task::Poll::Pending => None,
-    }
+    poll_once(pin!(peer.closed()))
 }
 
 /// Waits for every operation, which must succeed or fail because the peer is closed. Returns the number of failures.
@@ -60,16 +55,16 @@ fn all_end(sim: &SimHarness, ops: Vec<Op>) -> TestResult<usize> {
     Ok(failed)
 }
 
-struct Load {
-    pair: Pair,
+struct ActiveTransfers {
+    pair: SimPair,
     src: CheckedRegion,
     dst: CheckedRegion,
     ops: Vec<Op>,
 }
 
 /// Submits large writes and runs `turns` turns.
-fn load(context: &Context, turns: u64) -> TestResult<Load> {
-    let pair = Pair::new(&context.with_seed(context.seed + turns))?;
+fn load(context: &TrialContext, turns: u64) -> TestResult<ActiveTransfers> {
+    let pair = SimPair::new(&context.with_seed(context.seed + turns))?;
     let src = CheckedRegion::new(&pair.a, 2 << 20, Access::LOCAL, context.seed)?;
     let dst = CheckedRegion::new(&pair.b, 2 << 20, FULL_ACCESS, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
@@ -78,12 +73,12 @@ fn load(context: &Context, turns: u64) -> TestResult<Load> {
     for _ in 0..turns {
         pair.sim.step();
     }
-    Ok(Load { ops: ops?, pair, src, dst })
+    Ok(ActiveTransfers { ops: ops?, pair, src, dst })
 }
 
-fn disconnected(context: &Context) -> TestResult {
+fn disconnected(context: &TrialContext) -> TestResult {
     for turns in context.attempts(6) {
-        let Load { pair, src, mut dst, ops } = load(context, turns)?;
+        let ActiveTransfers { pair, src, mut dst, ops } = load(context, turns)?;
         ensure(
             close_reason(&pair.to_b).is_none() && pair.to_b.is_alive(),
             "the peer is closed before its disconnect",
@@ -93,7 +88,7 @@ fn disconnected(context: &Context) -> TestResult {
         ensure_err(
             "the peer",
             Err::<(), _>(
-                close_reason(&pair.to_b).ok_or_else(|| Failure::new("the peer has no close reason"))?,
+                close_reason(&pair.to_b).ok_or_else(|| TrialFailure::new("the peer has no close reason"))?,
             ),
             GONE,
         )?;
@@ -111,9 +106,9 @@ fn disconnected(context: &Context) -> TestResult {
     Ok(())
 }
 
-fn disconnected_by_target(context: &Context) -> TestResult {
+fn disconnected_by_target(context: &TrialContext) -> TestResult {
     for turns in context.attempts(6) {
-        let Load { pair, mut dst, ops, .. } = load(context, turns)?;
+        let ActiveTransfers { pair, mut dst, ops, .. } = load(context, turns)?;
         pair.to_a.disconnect();
         pair.b.step();
         pair.b.step();
@@ -126,16 +121,16 @@ fn disconnected_by_target(context: &Context) -> TestResult {
     Ok(())
 }
 
-fn fabric_closed(context: &Context) -> TestResult {
+fn fabric_closed(context: &TrialContext) -> TestResult {
     for turns in context.attempts(6) {
-        let Load { pair, mut dst, ops, src } = load(context, turns)?;
+        let ActiveTransfers { pair, mut dst, ops, src } = load(context, turns)?;
         pair.a.close();
         // The closed fabric moves no byte any more and needs no further step.
         dst.fill(context.seed + 3)?;
         for mut op in ops {
-            let result = op
-                .try_result()
-                .ok_or_else(|| Failure::new("an operation has no result although its fabric is closed"))?;
+            let result = op.try_result().ok_or_else(|| {
+                TrialFailure::new("an operation has no result although its fabric is closed")
+            })?;
             if let Err(error) = result {
                 ensure_err::<()>("an operation", Err(error), &[ErrorKind::Closed])?;
             }
@@ -147,9 +142,9 @@ fn fabric_closed(context: &Context) -> TestResult {
     Ok(())
 }
 
-fn target_closed(context: &Context) -> TestResult {
+fn target_closed(context: &TrialContext) -> TestResult {
     for turns in context.attempts(6) {
-        let Load { pair, mut dst, ops, src } = load(context, turns)?;
+        let ActiveTransfers { pair, mut dst, ops, src } = load(context, turns)?;
         pair.b.close();
         let failed = all_end(&pair.sim, ops)?;
         dst.fill(context.seed + 3)?;
@@ -162,8 +157,8 @@ fn target_closed(context: &Context) -> TestResult {
     Ok(())
 }
 
-fn closed_fabric_refuses(context: &Context) -> TestResult {
-    let pair = Pair::new(context)?;
+fn closed_fabric_refuses(context: &TrialContext) -> TestResult {
+    let pair = SimPair::new(context)?;
     let src = CheckedRegion::new(&pair.a, 64, FULL_ACCESS, context.seed)?;
     let dst = CheckedRegion::new(&pair.b, 64, FULL_ACCESS, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
@@ -185,7 +180,7 @@ fn closed_fabric_refuses(context: &Context) -> TestResult {
 }
 
 /// Connections that ended use no resources.
-fn come_and_go(context: &Context) -> TestResult {
+fn come_and_go(context: &TrialContext) -> TestResult {
     let sim = SimHarness::new(context);
     let (a, b) = (sim.open(&Options::default())?, sim.open(&Options::default())?);
     let src = CheckedRegion::new(&a, 4096, Access::LOCAL, context.seed)?;
@@ -208,8 +203,8 @@ fn come_and_go(context: &Context) -> TestResult {
     dst.check("connections that came and went")
 }
 
-fn one_goes(context: &Context) -> TestResult {
-    let pair = Pair::new(context)?;
+fn one_goes(context: &TrialContext) -> TestResult {
+    let pair = SimPair::new(context)?;
     let other = pair.sim.open(&Options::default())?;
     let (to_other, _) = pair.a.connect_local(&other)?;
     let src = CheckedRegion::new(&pair.a, 1 << 20, Access::LOCAL, context.seed)?;
@@ -229,8 +224,8 @@ fn one_goes(context: &Context) -> TestResult {
     stays.check("the peer that stays")
 }
 
-fn two_connections(context: &Context) -> TestResult {
-    let pair = Pair::new(context)?;
+fn two_connections(context: &TrialContext) -> TestResult {
+    let pair = SimPair::new(context)?;
     let (second, second_back) = pair.a.connect_local(&pair.b)?;
     ensure(second.id() != pair.to_b.id(), "two connections share a peer id")?;
     let src = CheckedRegion::new(&pair.a, 200_000, Access::LOCAL, context.seed)?;
@@ -253,7 +248,7 @@ fn two_connections(context: &Context) -> TestResult {
     dst.check("the second after the first")
 }
 
-fn everyone(context: &Context) -> TestResult {
+fn everyone(context: &TrialContext) -> TestResult {
     const PART: usize = 20_000;
     let fabrics = context.amount(6, 3);
     let sim = SimHarness::new(context);

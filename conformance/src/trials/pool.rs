@@ -5,10 +5,10 @@ use std::time::Duration;
 use transport_core::spi::Operations;
 use transport_core::{Access, ErrorKind, Message, Op, RecvPool, SendOptions};
 
-use crate::check::{Failure, TestResult, ensure, ensure_eq, ensure_err};
+use crate::check::{TestResult, TrialFailure, ensure, ensure_eq, ensure_err};
 use crate::checked_region::{CheckedRegion, FULL_ACCESS};
-use crate::sim_harness::{Pair, SimHarness};
-use crate::trial::{ALL_PATHS, Context, Trial};
+use crate::sim_harness::{SimHarness, SimPair};
+use crate::trial::{ALL_PATHS, Trial, TrialContext};
 
 pub(super) const TRIALS: &[Trial] = &[
     Trial::new("pool::reposts_itself", reposts_itself).on(ALL_PATHS).needs(Operations::SEND),
@@ -29,12 +29,12 @@ fn next(sim: &SimHarness, pool: &RecvPool) -> TestResult<Result<Message, transpo
         message = pool.try_next();
         message.is_some()
     })?;
-    message.ok_or_else(|| Failure::new("no message"))
+    message.ok_or_else(|| TrialFailure::new("no message"))
 }
 
 /// Ten times as many messages as buffers.
-fn reposts_itself(context: &Context) -> TestResult {
-    let pair = Pair::new(context)?;
+fn reposts_itself(context: &TrialContext) -> TestResult {
+    let pair = SimPair::new(context)?;
     let pool = pair.b.recv_pool(4, 300)?;
     let src = CheckedRegion::new(&pair.a, 12_000, Access::LOCAL, context.seed)?;
     let size = |number: usize| 1 + number * 37 % 300;
@@ -63,8 +63,8 @@ fn reposts_itself(context: &Context) -> TestResult {
     ensure(pool.try_next().is_none(), "the pool has a 41st message")
 }
 
-fn kept_messages(context: &Context) -> TestResult {
-    let pair = Pair::new(context)?;
+fn kept_messages(context: &TrialContext) -> TestResult {
+    let pair = SimPair::new(context)?;
     let pool = pair.b.recv_pool(3, 64)?;
     let src = CheckedRegion::new(&pair.a, 640, Access::LOCAL, context.seed)?;
     let mut ops = Vec::new();
@@ -84,8 +84,8 @@ fn kept_messages(context: &Context) -> TestResult {
     ensure_eq("its bytes", &short[..], &kept[0].to_vec()[..10])
 }
 
-fn goes_on_after_too_large(context: &Context) -> TestResult {
-    let pair = Pair::new(context)?;
+fn goes_on_after_too_large(context: &TrialContext) -> TestResult {
+    let pair = SimPair::new(context)?;
     let pool = pair.b.recv_pool(2, 100)?;
     let src = CheckedRegion::new(&pair.a, 200, Access::LOCAL, context.seed)?;
     for _ in 0..5 {
@@ -99,7 +99,7 @@ fn goes_on_after_too_large(context: &Context) -> TestResult {
     ensure(message.to_vec() == src.bytes(0..100), "a message has wrong bytes")
 }
 
-fn from_many_peers(context: &Context) -> TestResult {
+fn from_many_peers(context: &TrialContext) -> TestResult {
     let sim = SimHarness::new(context);
     let hub = sim.open(&Default::default())?;
     let pool = hub.recv_pool(2, 64)?;
@@ -118,7 +118,7 @@ fn from_many_peers(context: &Context) -> TestResult {
     for _ in 0..20 * peers {
         let message = next(&sim, &pool)??;
         let sender = senders.iter_mut().find(|(id, ..)| *id == message.peer());
-        let (_, src, count) = sender.ok_or_else(|| Failure::new("a message has an unknown sender"))?;
+        let (_, src, count) = sender.ok_or_else(|| TrialFailure::new("a message has an unknown sender"))?;
         *count += 1;
         ensure(message.to_vec() == src.bytes(0..64), "a message has another sender's bytes")?;
     }
@@ -126,8 +126,8 @@ fn from_many_peers(context: &Context) -> TestResult {
     sim.all_done(ops)
 }
 
-fn dropped_with_messages(context: &Context) -> TestResult {
-    let pair = Pair::new(context)?;
+fn dropped_with_messages(context: &TrialContext) -> TestResult {
+    let pair = SimPair::new(context)?;
     let pool = pair.b.recv_pool(4, 64)?;
     let src = CheckedRegion::new(&pair.a, 64, Access::LOCAL, context.seed)?;
     let mut ops = Vec::new();
@@ -150,8 +150,8 @@ fn dropped_with_messages(context: &Context) -> TestResult {
     dst.check("a receive after the pool")
 }
 
-fn refuses_nonsense(context: &Context) -> TestResult {
-    let pair = Pair::new(context)?;
+fn refuses_nonsense(context: &TrialContext) -> TestResult {
+    let pair = SimPair::new(context)?;
     for (count, size) in [(0, 64), (4, 0), (usize::MAX, 2)] {
         let pool = pair.b.recv_pool(count, size);
         ensure_err(&format!("{count} buffers of {size}"), pool.map(drop), &[ErrorKind::InvalidRequest])?;
@@ -159,8 +159,8 @@ fn refuses_nonsense(context: &Context) -> TestResult {
     Ok(())
 }
 
-fn ends_with_its_fabric(context: &Context) -> TestResult {
-    let pair = Pair::new(context)?;
+fn ends_with_its_fabric(context: &TrialContext) -> TestResult {
+    let pair = SimPair::new(context)?;
     let pool = pair.b.recv_pool(4, 64)?;
     let dst = CheckedRegion::new(&pair.b, 64, FULL_ACCESS, context.seed)?;
     let mut receive = pair.b.recv(&dst.region, 0..64)?;

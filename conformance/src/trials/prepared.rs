@@ -4,8 +4,8 @@ use transport_core::{Access, ErrorKind, Pages, PreparedWrite, WriteOptions};
 
 use crate::check::{TestResult, ensure, ensure_eq, ensure_err};
 use crate::checked_region::{CheckedRegion, FULL_ACCESS};
-use crate::sim_harness::Pair;
-use crate::trial::{ALL_PATHS, Context, Trial};
+use crate::sim_harness::SimPair;
+use crate::trial::{ALL_PATHS, Trial, TrialContext};
 
 pub(super) const TRIALS: &[Trial] = &[
     Trial::new("prepared::posted_many_times", posted_many_times).on(ALL_PATHS),
@@ -26,14 +26,14 @@ fn lists() -> (Pages, Pages) {
     )
 }
 
-fn regions(context: &Context, pair: &Pair) -> TestResult<(CheckedRegion, CheckedRegion)> {
+fn regions(context: &TrialContext, pair: &SimPair) -> TestResult<(CheckedRegion, CheckedRegion)> {
     let src = CheckedRegion::new(&pair.a, COUNT * PAGE, Access::LOCAL, context.seed)?;
     Ok((src, CheckedRegion::new(&pair.b, COUNT * PAGE, FULL_ACCESS, context.seed + 1)?))
 }
 
 /// Prepares a write of all pages of `src` to those of `dst`, in reverse order.
 fn prepare(
-    pair: &Pair,
+    pair: &SimPair,
     src: &CheckedRegion,
     dst: &CheckedRegion,
     options: &WriteOptions,
@@ -49,8 +49,8 @@ fn expect(dst: &mut CheckedRegion, src: &CheckedRegion) {
     }
 }
 
-fn posted_many_times(context: &Context) -> TestResult {
-    let pair = Pair::new(context)?;
+fn posted_many_times(context: &TrialContext) -> TestResult {
+    let pair = SimPair::new(context)?;
     let (mut src, mut dst) = regions(context, &pair)?;
     let prepared = prepare(&pair, &src, &dst, &WriteOptions::new())?;
     ensure_eq("bytes", prepared.bytes(), (COUNT * PAGE) as u64)?;
@@ -64,8 +64,8 @@ fn posted_many_times(context: &Context) -> TestResult {
     Ok(())
 }
 
-fn several_under_way(context: &Context) -> TestResult {
-    let pair = Pair::new(context)?;
+fn several_under_way(context: &TrialContext) -> TestResult {
+    let pair = SimPair::new(context)?;
     let (src, mut dst) = regions(context, &pair)?;
     let prepared = prepare(&pair, &src, &dst, &WriteOptions::new())?;
     let ops = (0..16).map(|_| prepared.post()).collect::<Result<_, _>>()?;
@@ -74,8 +74,8 @@ fn several_under_way(context: &Context) -> TestResult {
     dst.check("sixteen at once")
 }
 
-fn its_imm_and_others(context: &Context) -> TestResult {
-    let pair = Pair::new(context)?;
+fn its_imm_and_others(context: &TrialContext) -> TestResult {
+    let pair = SimPair::new(context)?;
     let (src, dst) = regions(context, &pair)?;
     let prepare = |options: &WriteOptions| prepare(&pair, &src, &dst, options);
     let last = prepare(&WriteOptions::new().imm(7))?;
@@ -88,8 +88,8 @@ fn its_imm_and_others(context: &Context) -> TestResult {
     ensure(format!("{last:?}").contains("40"), "the Debug text lacks the number of pages")
 }
 
-fn refused_once_revoked(context: &Context) -> TestResult {
-    let pair = Pair::new(context)?;
+fn refused_once_revoked(context: &TrialContext) -> TestResult {
+    let pair = SimPair::new(context)?;
     let (src, mut dst) = regions(context, &pair)?;
     let prepared = prepare(&pair, &src, &dst, &WriteOptions::new())?;
     pair.sim.done(prepared.post()?)?;
@@ -100,8 +100,8 @@ fn refused_once_revoked(context: &Context) -> TestResult {
     dst.check("after revoke")
 }
 
-fn refused_once_gone(context: &Context) -> TestResult {
-    let pair = Pair::new(context)?;
+fn refused_once_gone(context: &TrialContext) -> TestResult {
+    let pair = SimPair::new(context)?;
     let (src, dst) = regions(context, &pair)?;
     let prepared = prepare(&pair, &src, &dst, &WriteOptions::new())?;
     pair.to_b.disconnect();

@@ -8,8 +8,8 @@ use transport_core::{Access, ErrorKind, Op, Pages};
 use crate::backend_under_test::Variant;
 use crate::check::{TestResult, ensure, ensure_eq, ensure_err};
 use crate::checked_region::{CheckedRegion, FULL_ACCESS};
-use crate::sim_harness::{Options, Pair, SimHarness};
-use crate::trial::{ALL_PATHS, Context, Trial};
+use crate::sim_harness::{Options, SimHarness, SimPair};
+use crate::trial::{ALL_PATHS, Trial, TrialContext};
 
 pub(super) const TRIALS: &[Trial] = &[
     Trial::new("queue::more_operations_than_depth", more_operations)
@@ -23,11 +23,11 @@ pub(super) const TRIALS: &[Trial] = &[
         .needs(Operations::WRITE_IMM),
 ];
 
-fn more_operations(context: &Context) -> TestResult {
+fn more_operations(context: &TrialContext) -> TestResult {
     const SLOT: usize = 700;
     let count = context.amount(1000, 300);
     for seed in context.seeds(4) {
-        let pair = Pair::new(&context.with_seed(seed))?;
+        let pair = SimPair::new(&context.with_seed(seed))?;
         let src = CheckedRegion::new(&pair.a, count * SLOT, Access::LOCAL, seed)?;
         let mut dst = CheckedRegion::new(&pair.b, count * SLOT, FULL_ACCESS, seed + 1)?;
         let remote = dst.import(&pair.to_b)?;
@@ -42,10 +42,10 @@ fn more_operations(context: &Context) -> TestResult {
     Ok(())
 }
 
-fn more_pages(context: &Context) -> TestResult {
+fn more_pages(context: &TrialContext) -> TestResult {
     let count = context.amount(3000, 1200);
     for seed in context.seeds(4) {
-        let pair = Pair::new(&context.with_seed(seed))?;
+        let pair = SimPair::new(&context.with_seed(seed))?;
         let src = CheckedRegion::new(&pair.a, count * 128, Access::LOCAL, seed)?;
         let mut dst = CheckedRegion::new(&pair.b, count * 128, FULL_ACCESS, seed + 1)?;
         let remote = dst.import(&pair.to_b)?;
@@ -64,8 +64,8 @@ fn more_pages(context: &Context) -> TestResult {
 }
 
 /// No rail ever has more outstanding requests than its depth.
-fn depth_is_respected(context: &Context) -> TestResult {
-    let pair = Pair::new(context)?;
+fn depth_is_respected(context: &TrialContext) -> TestResult {
+    let pair = SimPair::new(context)?;
     let src = CheckedRegion::new(&pair.a, 200 * 128, Access::LOCAL, context.seed)?;
     let dst = CheckedRegion::new(&pair.b, 200 * 128, FULL_ACCESS, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
@@ -86,9 +86,9 @@ fn depth_is_respected(context: &Context) -> TestResult {
 }
 
 /// The device gets each request once: the engine does not post the accepted part of a batch again.
-fn every_request_once(context: &Context) -> TestResult {
+fn every_request_once(context: &TrialContext) -> TestResult {
     for seed in context.seeds(4) {
-        let pair = Pair::new(&context.with_seed(seed))?;
+        let pair = SimPair::new(&context.with_seed(seed))?;
         let src = CheckedRegion::new(&pair.a, 64, Access::LOCAL, seed)?;
         let dst = CheckedRegion::new(&pair.b, 500 * 64, FULL_ACCESS, seed + 1)?;
         let remote = dst.import(&pair.to_b)?;
@@ -106,7 +106,7 @@ fn every_request_once(context: &Context) -> TestResult {
     Ok(())
 }
 
-fn a_full_table(context: &Context) -> TestResult {
+fn a_full_table(context: &TrialContext) -> TestResult {
     // Each rail group has its own table.
     let options = Options { max_operations: 8, rails: Some(16), ..Options::default() };
     let pair = SimHarness::new(context).pair_of(&options, &options)?;
@@ -133,7 +133,7 @@ fn a_full_table(context: &Context) -> TestResult {
 }
 
 /// One peer posts no receives. Writes to it and to other peers go on.
-fn a_stalled_peer(context: &Context) -> TestResult {
+fn a_stalled_peer(context: &TrialContext) -> TestResult {
     let options = Options { max_operations: 4096, ..Options::default() };
     let pair = SimHarness::new(context).pair_of(&options, &options)?;
     let other = pair.sim.open(&Options::default())?;

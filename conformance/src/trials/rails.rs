@@ -6,8 +6,8 @@ use transport_core::{Access, Fabric, Pages, WriteOptions};
 use crate::backend_under_test::Variant;
 use crate::check::{TestResult, ensure, ensure_eq};
 use crate::checked_region::{CheckedRegion, FULL_ACCESS};
-use crate::sim_harness::{Options, Pair, SimHarness};
-use crate::trial::{ALL_PATHS, Context, Trial};
+use crate::sim_harness::{Options, SimHarness, SimPair};
+use crate::trial::{ALL_PATHS, Trial, TrialContext};
 
 const PATHS: &[Variant] = &[Variant::Queued, Variant::SmallQueue, Variant::Partial, Variant::Reorder];
 
@@ -17,7 +17,7 @@ pub(super) const TRIALS: &[Trial] = &[
     Trial::new("rails::single_writes_take_turns", single_writes_take_turns).on(&[Variant::Queued]).rails(4),
 ];
 
-fn unequal(context: &Context, ours: u32, theirs: u32) -> TestResult<Pair> {
+fn unequal(context: &TrialContext, ours: u32, theirs: u32) -> TestResult<SimPair> {
     let options = |rails| Options { rails: Some(rails), ..Options::default() };
     SimHarness::new(context).pair_of(&options(ours), &options(theirs))
 }
@@ -26,7 +26,7 @@ fn posts(fabric: &Fabric) -> Vec<u64> {
     fabric.counters().iter().map(|rail| rail.posts).collect()
 }
 
-fn all_share_large_work(context: &Context) -> TestResult {
+fn all_share_large_work(context: &TrialContext) -> TestResult {
     let pair = unequal(context, 4, 4)?;
     let src = CheckedRegion::new(&pair.a, 400 * 4096, Access::LOCAL, context.seed)?;
     let mut dst = CheckedRegion::new(&pair.b, 400 * 4096, FULL_ACCESS, context.seed + 1)?;
@@ -38,7 +38,7 @@ fn all_share_large_work(context: &Context) -> TestResult {
     ensure_eq("pages per rail", posts(&pair.a), vec![100; 4])
 }
 
-fn unequal_numbers(context: &Context) -> TestResult {
+fn unequal_numbers(context: &TrialContext) -> TestResult {
     for (ours, theirs) in context.sample([(4, 2), (2, 4), (1, 4), (4, 1), (3, 2)]) {
         let pair = unequal(context, ours, theirs)?;
         let mut src = CheckedRegion::new(&pair.a, 2 << 20, FULL_ACCESS, context.seed)?;
@@ -64,7 +64,7 @@ fn unequal_numbers(context: &Context) -> TestResult {
 }
 
 /// Many writes of one request each must not all use the first rail.
-fn single_writes_take_turns(context: &Context) -> TestResult {
+fn single_writes_take_turns(context: &TrialContext) -> TestResult {
     let pair = unequal(context, 4, 4)?;
     let src = CheckedRegion::new(&pair.a, 4096, Access::LOCAL, context.seed)?;
     let dst = CheckedRegion::new(&pair.b, 4096, FULL_ACCESS, context.seed + 1)?;

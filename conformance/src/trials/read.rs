@@ -6,8 +6,8 @@ use transport_core::spi::Operations;
 use super::write::sizes;
 use crate::check::{TestResult, ensure_eq};
 use crate::checked_region::{CheckedRegion, FULL_ACCESS};
-use crate::sim_harness::Pair;
-use crate::trial::{ALL_PATHS, Context, Trial};
+use crate::sim_harness::SimPair;
+use crate::trial::{ALL_PATHS, Trial, TrialContext};
 
 pub(super) const TRIALS: &[Trial] = &[
     Trial::new("read::every_size", every_size).on(ALL_PATHS).needs(Operations::READ),
@@ -15,8 +15,8 @@ pub(super) const TRIALS: &[Trial] = &[
     Trial::new("read::sees_an_earlier_write", sees_an_earlier_write).on(ALL_PATHS).needs(Operations::READ),
 ];
 
-fn every_size(context: &Context) -> TestResult {
-    let pair = Pair::new(context)?;
+fn every_size(context: &TrialContext) -> TestResult {
+    let pair = SimPair::new(context)?;
     let sizes: Vec<_> = context.sample(sizes(&pair)).collect();
     let room = sizes.iter().max().copied().unwrap_or(0) + 100;
     let mut dst = CheckedRegion::new(&pair.a, room, Access::LOCAL, context.seed)?;
@@ -33,9 +33,9 @@ fn every_size(context: &Context) -> TestResult {
     src.check("the source")
 }
 
-fn many_at_once(context: &Context) -> TestResult {
+fn many_at_once(context: &TrialContext) -> TestResult {
     const SLOT: usize = 5000;
-    let pair = Pair::new(context)?;
+    let pair = SimPair::new(context)?;
     let mut random = fastrand::Rng::with_seed(context.seed);
     let mut dst = CheckedRegion::new(&pair.a, 200 * SLOT, Access::LOCAL, context.seed)?;
     let src = CheckedRegion::new(&pair.b, 100_000, Access::REMOTE_READ, context.seed + 1)?;
@@ -52,8 +52,8 @@ fn many_at_once(context: &Context) -> TestResult {
     dst.check("200 reads")
 }
 
-fn sees_an_earlier_write(context: &Context) -> TestResult {
-    let pair = Pair::new(context)?;
+fn sees_an_earlier_write(context: &TrialContext) -> TestResult {
+    let pair = SimPair::new(context)?;
     let src = CheckedRegion::new(&pair.a, 300_000, Access::LOCAL, context.seed)?;
     let mut back = CheckedRegion::new(&pair.a, 300_000, Access::LOCAL, context.seed + 1)?;
     let mut there = CheckedRegion::new(&pair.b, 300_000, FULL_ACCESS, context.seed + 2)?;

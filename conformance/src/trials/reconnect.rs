@@ -8,8 +8,7 @@ use transport_core::{ErrorKind, SendOptions, WriteOptions};
 use crate::check::{TestResult, ensure_eq, ensure_err, within};
 use crate::checked_region::{CheckedRegion, FULL_ACCESS};
 use crate::process::{HelperProcess, LIMIT, worker_fabric};
-use crate::trial::{Context, Trial};
-use crate::trial_fabric::TrialFabric;
+use crate::trial::{Trial, TrialContext, TrialFabric};
 
 pub(super) const TRIALS: &[Trial] = &[
     Trial::new("reconnect::at_once", at_once).needs(Operations::WRITE_IMM).process(),
@@ -22,7 +21,7 @@ const LEN: usize = 100_000;
 
 /// Opens two fabrics that are not connected yet: one here with a region, and one in a helper that listens and has the
 /// region `far`.
-fn unconnected(context: &Context) -> TestResult<(TrialFabric, HelperProcess, String, CheckedRegion)> {
+fn unconnected(context: &TrialContext) -> TestResult<(TrialFabric, HelperProcess, String, CheckedRegion)> {
     let fabric = worker_fabric(context)?;
     let mut helper = HelperProcess::spawn(context)?;
     let address = helper.command("listen")?;
@@ -33,7 +32,7 @@ fn unconnected(context: &Context) -> TestResult<(TrialFabric, HelperProcess, Str
 
 /// Disconnects and connects many times, with outstanding writes at each disconnect. Neither side waits until the other
 /// has noticed the disconnect.
-fn at_once(context: &Context) -> TestResult {
+fn at_once(context: &TrialContext) -> TestResult {
     let (fabric, mut helper, address, near) = unconnected(context)?;
     fabric.publish("near", &near.region)?;
     for round in 0..12 {
@@ -67,7 +66,7 @@ fn at_once(context: &Context) -> TestResult {
 }
 
 /// A message that was not received before its sender disconnected is not delivered to the next connection.
-fn left_unread(context: &Context) -> TestResult {
+fn left_unread(context: &TrialContext) -> TestResult {
     let (fabric, mut helper, address, near) = unconnected(context)?;
     for round in 1..4 {
         let peer = helper.connect(&fabric, &address)?;

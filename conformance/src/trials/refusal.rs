@@ -5,8 +5,8 @@ use transport_core::{Access, Descriptor, ErrorKind, Op, Pages, WriteOptions};
 
 use crate::check::{TestResult, ensure, ensure_eq, ensure_err};
 use crate::checked_region::{CheckedRegion, FULL_ACCESS};
-use crate::sim_harness::{Pair, SimHarness};
-use crate::trial::{Context, Trial};
+use crate::sim_harness::{SimHarness, SimPair};
+use crate::trial::{Trial, TrialContext};
 
 pub(super) const TRIALS: &[Trial] = &[
     Trial::new("refusal::out_of_bounds", out_of_bounds),
@@ -25,16 +25,16 @@ pub(super) const TRIALS: &[Trial] = &[
 const LEN: usize = 10_000;
 
 /// A pair with a source and a destination.
-struct Fixture {
-    pair: Pair,
+struct RefusalPair {
+    pair: SimPair,
     src: CheckedRegion,
     dst: CheckedRegion,
     remote: transport_core::RemoteRegion,
 }
 
-impl Fixture {
-    fn new(context: &Context, access: Access) -> TestResult<Self> {
-        let pair = Pair::new(context)?;
+impl RefusalPair {
+    fn new(context: &TrialContext, access: Access) -> TestResult<Self> {
+        let pair = SimPair::new(context)?;
         let src = CheckedRegion::new(&pair.a, LEN, FULL_ACCESS, context.seed)?;
         let dst = CheckedRegion::new(&pair.b, LEN, access, context.seed + 1)?;
         let remote = dst.import(&pair.to_b)?;
@@ -68,8 +68,8 @@ impl Fixture {
 }
 
 #[allow(clippy::reversed_empty_ranges, reason = "the trial submits such ranges")]
-fn out_of_bounds(context: &Context) -> TestResult {
-    let fixture = Fixture::new(context, FULL_ACCESS)?;
+fn out_of_bounds(context: &TrialContext) -> TestResult {
+    let fixture = RefusalPair::new(context, FULL_ACCESS)?;
     let imm = WriteOptions::new().imm(1);
     let write = |range, at| fixture.pair.to_b.write(&fixture.src.region, range, &fixture.remote, at);
     for (range, at) in [
@@ -92,8 +92,8 @@ fn out_of_bounds(context: &Context) -> TestResult {
     fixture.check_unchanged()
 }
 
-fn out_of_bounds_reads(context: &Context) -> TestResult {
-    let fixture = Fixture::new(context, FULL_ACCESS)?;
+fn out_of_bounds_reads(context: &TrialContext) -> TestResult {
+    let fixture = RefusalPair::new(context, FULL_ACCESS)?;
     let read = |range, at| fixture.pair.to_b.read(&fixture.src.region, range, &fixture.remote, at);
     for (range, at) in [(0..LEN + 1, 0), (LEN..LEN + 1, 0), (0..LEN, 1), (0..1, LEN), (0..2, usize::MAX - 1)]
     {
@@ -103,8 +103,8 @@ fn out_of_bounds_reads(context: &Context) -> TestResult {
     fixture.check_unchanged()
 }
 
-fn out_of_bounds_messages(context: &Context) -> TestResult {
-    let fixture = Fixture::new(context, FULL_ACCESS)?;
+fn out_of_bounds_messages(context: &TrialContext) -> TestResult {
+    let fixture = RefusalPair::new(context, FULL_ACCESS)?;
     fixture.ensure_refused(
         "a message",
         fixture.pair.to_b.send(&fixture.src.region, LEN - 1..LEN + 1),
@@ -125,8 +125,8 @@ fn out_of_bounds_messages(context: &Context) -> TestResult {
     fixture.check_unchanged()
 }
 
-fn page_lists(context: &Context) -> TestResult {
-    let fixture = Fixture::new(context, FULL_ACCESS)?;
+fn page_lists(context: &TrialContext) -> TestResult {
+    let fixture = RefusalPair::new(context, FULL_ACCESS)?;
     let lists: [(&[u32], &[u32], usize); 5] =
         [(&[], &[], 64), (&[0], &[], 64), (&[], &[0], 64), (&[0, 1], &[0], 64), (&[0], &[0], 0)];
     for (from, to, page) in lists {
@@ -137,8 +137,8 @@ fn page_lists(context: &Context) -> TestResult {
     fixture.check_unchanged()
 }
 
-fn pages_out_of_bounds(context: &Context) -> TestResult {
-    let fixture = Fixture::new(context, FULL_ACCESS)?;
+fn pages_out_of_bounds(context: &TrialContext) -> TestResult {
+    let fixture = RefusalPair::new(context, FULL_ACCESS)?;
     let good = Pages::new([0, 1]);
     let bad = [
         Pages::new([0, 100]),
@@ -164,9 +164,9 @@ fn pages_out_of_bounds(context: &Context) -> TestResult {
     fixture.check_unchanged()
 }
 
-fn no_right_to_write(context: &Context) -> TestResult {
+fn no_right_to_write(context: &TrialContext) -> TestResult {
     nothing_allowed(context)?;
-    let fixture = Fixture::new(context, Access::REMOTE_READ)?;
+    let fixture = RefusalPair::new(context, Access::REMOTE_READ)?;
     let to_b = &fixture.pair.to_b;
     let pages = Pages::new([0, 2]);
     fixture.ensure_refused(
@@ -182,8 +182,8 @@ fn no_right_to_write(context: &Context) -> TestResult {
     fixture.check_unchanged()
 }
 
-fn no_right_to_read(context: &Context) -> TestResult {
-    let fixture = Fixture::new(context, Access::REMOTE_WRITE)?;
+fn no_right_to_read(context: &TrialContext) -> TestResult {
+    let fixture = RefusalPair::new(context, Access::REMOTE_WRITE)?;
     for len in [8, LEN] {
         let read = fixture.pair.to_b.read(&fixture.src.region, 0..len, &fixture.remote, 0);
         fixture.ensure_refused("a read", read, ErrorKind::RemoteAccess)?;
@@ -192,8 +192,8 @@ fn no_right_to_read(context: &Context) -> TestResult {
 }
 
 /// A peer's import of a local region fails, or later operations on it.
-fn nothing_allowed(context: &Context) -> TestResult {
-    let pair = Pair::new(context)?;
+fn nothing_allowed(context: &TrialContext) -> TestResult {
+    let pair = SimPair::new(context)?;
     let src = CheckedRegion::new(&pair.a, LEN, Access::LOCAL, context.seed)?;
     let dst = CheckedRegion::new(&pair.b, LEN, Access::LOCAL, context.seed + 1)?;
     match pair.to_b.import(&dst.region.descriptor()) {
@@ -207,8 +207,8 @@ fn nothing_allowed(context: &Context) -> TestResult {
     dst.check("a local region")
 }
 
-fn another_peers_region(context: &Context) -> TestResult {
-    let fixture = Fixture::new(context, FULL_ACCESS)?;
+fn another_peers_region(context: &TrialContext) -> TestResult {
+    let fixture = RefusalPair::new(context, FULL_ACCESS)?;
     let third = fixture.pair.sim.open(&Default::default())?;
     let (to_third, _) = fixture.pair.a.connect_local(&third)?;
     let theirs = CheckedRegion::new(&third, LEN, FULL_ACCESS, context.seed + 7)?;
@@ -221,8 +221,8 @@ fn another_peers_region(context: &Context) -> TestResult {
     fixture.check_unchanged()
 }
 
-fn another_fabrics_region(context: &Context) -> TestResult {
-    let fixture = Fixture::new(context, FULL_ACCESS)?;
+fn another_fabrics_region(context: &TrialContext) -> TestResult {
+    let fixture = RefusalPair::new(context, FULL_ACCESS)?;
     let to_b = &fixture.pair.to_b;
     let foreign = to_b.write(&fixture.dst.region, 0..8, &fixture.remote, 0);
     fixture.ensure_refused("a source of another fabric", foreign, ErrorKind::InvalidRequest)?;
@@ -236,7 +236,7 @@ fn another_fabrics_region(context: &Context) -> TestResult {
     fixture.check_unchanged()
 }
 
-fn an_earlier_incarnation(context: &Context) -> TestResult {
+fn an_earlier_incarnation(context: &TrialContext) -> TestResult {
     let sim = SimHarness::new(context);
     let a = sim.open(&Default::default())?;
     let before = sim.open(&Default::default())?;
@@ -256,8 +256,8 @@ fn an_earlier_incarnation(context: &Context) -> TestResult {
 }
 
 /// The owner's own copies are checked against the bounds too.
-fn own_memory(context: &Context) -> TestResult {
-    let pair = Pair::new(context)?;
+fn own_memory(context: &TrialContext) -> TestResult {
+    let pair = SimPair::new(context)?;
     let checked = CheckedRegion::new(&pair.a, 100, FULL_ACCESS, context.seed)?;
     let mut bytes = [0; 8];
     for at in [93, 100, usize::MAX, usize::MAX - 7] {

@@ -13,9 +13,8 @@ use crate::backend_under_test::Variant;
 use crate::check::{TestResult, ensure, ensure_eq, ensure_err, within};
 use crate::checked_region::{CheckedRegion, FULL_ACCESS};
 use crate::process::{ConnectedPair, LIMIT};
-use crate::sim_harness::Pair;
-use crate::trial::{ALL_PATHS, Context, Trial};
-use crate::trial_fabric::TrialFabric;
+use crate::sim_harness::SimPair;
+use crate::trial::{ALL_PATHS, Trial, TrialContext, TrialFabric};
 
 const ALL: Operations = Operations::all();
 const REFUSALS: &[ErrorKind] = &[ErrorKind::Revoked, ErrorKind::RemoteAccess];
@@ -48,8 +47,8 @@ pub(super) const TRIALS: &[Trial] = &[
     Trial::new("revoke::takes_a_receive_back", takes_a_receive_back).needs(ALL).process(),
 ];
 
-fn operations_after_it(context: &Context) -> TestResult {
-    let pair = Pair::new(context)?;
+fn operations_after_it(context: &TrialContext) -> TestResult {
+    let pair = SimPair::new(context)?;
     let src = CheckedRegion::new(&pair.a, 300_000, Access::LOCAL, context.seed)?;
     let dst = CheckedRegion::new(&pair.b, 300_000, FULL_ACCESS, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
@@ -63,8 +62,8 @@ fn operations_after_it(context: &Context) -> TestResult {
     dst.check("the region")
 }
 
-fn reads_after_it(context: &Context) -> TestResult {
-    let pair = Pair::new(context)?;
+fn reads_after_it(context: &TrialContext) -> TestResult {
+    let pair = SimPair::new(context)?;
     let dst = CheckedRegion::new(&pair.a, 300_000, Access::LOCAL, context.seed)?;
     let src = CheckedRegion::new(&pair.b, 300_000, FULL_ACCESS, context.seed + 1)?;
     let remote = src.import(&pair.to_b)?;
@@ -75,8 +74,8 @@ fn reads_after_it(context: &Context) -> TestResult {
     dst.check("the reader's memory")
 }
 
-fn import_after_it(context: &Context) -> TestResult {
-    let pair = Pair::new(context)?;
+fn import_after_it(context: &TrialContext) -> TestResult {
+    let pair = SimPair::new(context)?;
     let src = CheckedRegion::new(&pair.a, 4096, Access::LOCAL, context.seed)?;
     let dst = CheckedRegion::new(&pair.b, 4096, FULL_ACCESS, context.seed + 1)?;
     let descriptor = dst.region.descriptor();
@@ -90,11 +89,11 @@ fn import_after_it(context: &Context) -> TestResult {
     dst.check("the region")
 }
 
-fn in_flight(context: &Context) -> TestResult {
+fn in_flight(context: &TrialContext) -> TestResult {
     let len = context.amount(3 << 20, 1 << 20);
     // Each round revokes after one more turn.
     for turns in context.attempts(8) {
-        let pair = Pair::new(&context.with_seed(context.seed + turns))?;
+        let pair = SimPair::new(&context.with_seed(context.seed + turns))?;
         let src = CheckedRegion::new(&pair.a, len, Access::LOCAL, context.seed)?;
         let mut dst = CheckedRegion::new(&pair.b, len, FULL_ACCESS, context.seed + 1)?;
         let remote = dst.import(&pair.to_b)?;
@@ -114,10 +113,10 @@ fn in_flight(context: &Context) -> TestResult {
     Ok(())
 }
 
-fn pages_in_flight(context: &Context) -> TestResult {
+fn pages_in_flight(context: &TrialContext) -> TestResult {
     const COUNT: u32 = 600;
     for turns in context.attempts(12) {
-        let pair = Pair::new(&context.with_seed(context.seed + turns))?;
+        let pair = SimPair::new(&context.with_seed(context.seed + turns))?;
         let src = CheckedRegion::new(&pair.a, 512 * COUNT as usize, Access::LOCAL, context.seed)?;
         let mut dst = CheckedRegion::new(&pair.b, 512 * COUNT as usize, FULL_ACCESS, context.seed + 1)?;
         let remote = dst.import(&pair.to_b)?;
@@ -138,10 +137,10 @@ fn pages_in_flight(context: &Context) -> TestResult {
 }
 
 /// The initiator keeps writing and drops operations at random.
-fn under_a_flood(context: &Context) -> TestResult {
+fn under_a_flood(context: &TrialContext) -> TestResult {
     for seed in context.seeds(12) {
         let mut random = fastrand::Rng::with_seed(seed);
-        let pair = Pair::new(&context.with_seed(seed))?;
+        let pair = SimPair::new(&context.with_seed(seed))?;
         let src = CheckedRegion::new(&pair.a, 64 << 10, Access::LOCAL, seed)?;
         let mut dst = CheckedRegion::new(&pair.b, 64 << 10, FULL_ACCESS, seed + 1)?;
         let remote = dst.import(&pair.to_b)?;
@@ -186,8 +185,8 @@ fn under_a_flood(context: &Context) -> TestResult {
     Ok(())
 }
 
-fn spares_other_regions(context: &Context) -> TestResult {
-    let pair = Pair::new(context)?;
+fn spares_other_regions(context: &TrialContext) -> TestResult {
+    let pair = SimPair::new(context)?;
     let src = CheckedRegion::new(&pair.a, 400_000, Access::LOCAL, context.seed)?;
     let gone = CheckedRegion::new(&pair.b, 400_000, FULL_ACCESS, context.seed + 1)?;
     let mut stays = CheckedRegion::new(&pair.b, 400_000, FULL_ACCESS, context.seed + 2)?;
@@ -204,8 +203,8 @@ fn spares_other_regions(context: &Context) -> TestResult {
     gone.check("the revoked region")
 }
 
-fn may_be_repeated(context: &Context) -> TestResult {
-    let pair = Pair::new(context)?;
+fn may_be_repeated(context: &TrialContext) -> TestResult {
+    let pair = SimPair::new(context)?;
     let mut checked = CheckedRegion::new(&pair.b, 4096, FULL_ACCESS, context.seed)?;
     let both = [checked.region.revoke()?, checked.region.revoke()?];
     pair.sim.all_done(both.into())?;
@@ -215,8 +214,8 @@ fn may_be_repeated(context: &Context) -> TestResult {
 }
 
 /// Later regions get keys that an old descriptor does not match.
-fn a_key_is_not_reused(context: &Context) -> TestResult {
-    let pair = Pair::new(context)?;
+fn a_key_is_not_reused(context: &TrialContext) -> TestResult {
+    let pair = SimPair::new(context)?;
     let src = CheckedRegion::new(&pair.a, 4096, Access::LOCAL, context.seed)?;
     for round in 0..50 {
         let old = CheckedRegion::new(&pair.b, 4096, FULL_ACCESS, context.seed)?;
@@ -236,9 +235,9 @@ fn a_key_is_not_reused(context: &Context) -> TestResult {
     Ok(())
 }
 
-fn target_dropped(context: &Context) -> TestResult {
+fn target_dropped(context: &TrialContext) -> TestResult {
     for turns in context.attempts(6) {
-        let pair = Pair::new(&context.with_seed(context.seed + turns))?;
+        let pair = SimPair::new(&context.with_seed(context.seed + turns))?;
         let src = CheckedRegion::new(&pair.a, 1 << 20, Access::LOCAL, context.seed)?;
         let dst = CheckedRegion::new(&pair.b, 1 << 20, FULL_ACCESS, context.seed + 1)?;
         let remote = dst.import(&pair.to_b)?;
@@ -261,8 +260,8 @@ fn target_dropped(context: &Context) -> TestResult {
     Ok(())
 }
 
-fn source_dropped(context: &Context) -> TestResult {
-    let pair = Pair::new(context)?;
+fn source_dropped(context: &TrialContext) -> TestResult {
+    let pair = SimPair::new(context)?;
     let mut dst = CheckedRegion::new(&pair.b, 1 << 20, FULL_ACCESS, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
     let src = CheckedRegion::new(&pair.a, 1 << 20, Access::LOCAL, context.seed)?;
@@ -317,8 +316,8 @@ fn are_refused(uses: Vec<(&'static str, Result<Op, Error>)>) -> TestResult {
 }
 
 /// An owner may copy into and out of its revoked region, and nothing else.
-fn refuses_the_owner(context: &Context) -> TestResult {
-    let pair = Pair::new(context)?;
+fn refuses_the_owner(context: &TrialContext) -> TestResult {
+    let pair = SimPair::new(context)?;
     let mut own = CheckedRegion::new(&pair.a, 300_000, FULL_ACCESS, context.seed)?;
     let far = CheckedRegion::new(&pair.b, 300_000, FULL_ACCESS, context.seed + 1)?;
     let (remote, pages) = (far.import(&pair.to_b)?, Pages::new([0, 1]));
@@ -342,12 +341,12 @@ fn prepared_explanation(peer: &Peer, own: &Region, remote: &RemoteRegion) -> Res
     peer.explain_write(own, 0..8, remote, 0, &WriteOptions::new()).map(drop)
 }
 
-/// Writes, reads, a triggered write and a receive are outstanding when their region is revoked. Each round revokes after
-/// one more turn.
-fn ends_what_the_owner_does(context: &Context) -> TestResult {
+/// Writes, reads, a triggered write and a receive are outstanding when their region is revoked. Each round revokes
+/// after one more turn.
+fn ends_what_the_owner_does(context: &TrialContext) -> TestResult {
     let len = context.amount(2 << 20, 1 << 20);
     for turns in context.attempts(8) {
-        let pair = Pair::new(&context.with_seed(context.seed + turns))?;
+        let pair = SimPair::new(&context.with_seed(context.seed + turns))?;
         let mut own = CheckedRegion::new(&pair.a, len, FULL_ACCESS, context.seed)?;
         let mut far = CheckedRegion::new(&pair.b, len, FULL_ACCESS, context.seed + 1)?;
         let remote = far.import(&pair.to_b)?;
@@ -383,7 +382,7 @@ fn ends_what_the_owner_does(context: &Context) -> TestResult {
     Ok(())
 }
 
-fn refuses_in_real_time(context: &Context) -> TestResult {
+fn refuses_in_real_time(context: &TrialContext) -> TestResult {
     let mut pair = ConnectedPair::kept_or_new(context)?;
     let ConnectedPair { fabric, peer, helper } = &mut pair;
     helper.command("alloc far 300000 2")?;
@@ -400,9 +399,9 @@ fn refuses_in_real_time(context: &Context) -> TestResult {
     Ok(())
 }
 
-/// The owner revokes its region while it writes from the region and reads into it, and most of these requests are posted.
-/// The library keeps the memory until the device is done with it, and no byte lands after the revocation.
-fn amid_own_traffic(context: &Context) -> TestResult {
+/// The owner revokes its region while it writes from the region and reads into it, and most of these requests are
+/// posted. The library keeps the memory until the device is done with it, and no byte lands after the revocation.
+fn amid_own_traffic(context: &TrialContext) -> TestResult {
     const LEN: usize = 2 << 20;
     let mut pair = ConnectedPair::kept_or_new(context)?;
     let ConnectedPair { fabric, peer, helper } = &mut pair;
@@ -436,7 +435,7 @@ fn amid_own_traffic(context: &Context) -> TestResult {
 }
 
 /// Revokes a region with a posted receive.
-fn takes_a_receive_back(context: &Context) -> TestResult {
+fn takes_a_receive_back(context: &TrialContext) -> TestResult {
     let mut pair = ConnectedPair::kept_or_new(context)?;
     let ConnectedPair { fabric, peer, helper } = &mut pair;
     helper.command("alloc far 4096 2")?;

@@ -6,8 +6,7 @@ use super::forgery::WireDescriptor;
 use crate::check::{TestResult, ensure, ensure_eq, ensure_err};
 use crate::checked_region::{CheckedRegion, FULL_ACCESS};
 use crate::sim_harness::{Options, SimHarness};
-use crate::trial::{ALL_PATHS, Context, Trial};
-use crate::trial_fabric::TrialFabric;
+use crate::trial::{ALL_PATHS, Trial, TrialContext, TrialFabric};
 
 pub(super) const TRIALS: &[Trial] = &[
     Trial::new("routing::prefers_the_first", prefers_the_first).on(ALL_PATHS),
@@ -58,7 +57,7 @@ fn goes_over(sim: &SimHarness, from: &TrialFabric, to: &TrialFabric, label: &str
     Ok(())
 }
 
-fn prefers_the_first(context: &Context) -> TestResult {
+fn prefers_the_first(context: &TrialContext) -> TestResult {
     let sim = SimHarness::new(context);
     let (a, b) = (open(&sim, &["one", "two"])?, open(&sim, &["one", "two"])?);
     let region = CheckedRegion::new(&b, 4096, FULL_ACCESS, 1)?;
@@ -70,7 +69,7 @@ fn prefers_the_first(context: &Context) -> TestResult {
     goes_over(&sim, &b, &a, "one")
 }
 
-fn takes_what_the_peer_has(context: &Context) -> TestResult {
+fn takes_what_the_peer_has(context: &TrialContext) -> TestResult {
     let sim = SimHarness::new(context);
     let a = open(&sim, &["one", "two", "three"])?;
     let (b, c) = (open(&sim, &["two"])?, open(&sim, &["three", "four"])?);
@@ -80,7 +79,7 @@ fn takes_what_the_peer_has(context: &Context) -> TestResult {
     goes_over(&sim, &c, &a, "three")
 }
 
-fn preference_is_each_sides_own(context: &Context) -> TestResult {
+fn preference_is_each_sides_own(context: &TrialContext) -> TestResult {
     let sim = SimHarness::new(context);
     let (a, b) = (open(&sim, &["one", "two"])?, open(&sim, &["two", "one"])?);
     goes_over(&sim, &a, &b, "one")?;
@@ -88,7 +87,7 @@ fn preference_is_each_sides_own(context: &Context) -> TestResult {
 }
 
 /// Writes through a descriptor without an entry for the preferred transport use another transport.
-fn takes_what_the_descriptor_has(context: &Context) -> TestResult {
+fn takes_what_the_descriptor_has(context: &TrialContext) -> TestResult {
     let sim = SimHarness::new(context);
     let (a, b) = (open(&sim, &["one", "two"])?, open(&sim, &["one", "two"])?);
     let (to_b, _) = a.connect_local(&b)?;
@@ -103,7 +102,7 @@ fn takes_what_the_descriptor_has(context: &Context) -> TestResult {
     ensure_eq("bytes over each", (bytes_over(&a, "one"), bytes_over(&a, "two")), (0, 300_000))
 }
 
-fn nothing_in_common(context: &Context) -> TestResult {
+fn nothing_in_common(context: &TrialContext) -> TestResult {
     let sim = SimHarness::new(context);
     let (a, b) = (open(&sim, &["one"])?, open(&sim, &["two"])?);
     let error =
@@ -118,7 +117,7 @@ fn nothing_in_common(context: &Context) -> TestResult {
     goes_over(&sim, &a, &c, "one")
 }
 
-fn labels_are_checked(context: &Context) -> TestResult {
+fn labels_are_checked(context: &TrialContext) -> TestResult {
     let sim = SimHarness::new(context);
     let long = "x".repeat(65);
     for labels in [&[][..], &[""], &["one", "one"], &[long.as_str()]] {

@@ -3,13 +3,12 @@
 use transport_core::{Access, Error, ErrorKind, Fabric, Listener, Op, Peer, RemoteRegion, Token};
 
 use super::forgery::WireDescriptor;
-use crate::backend_under_test::Side;
-use crate::check::{Failure, TestResult, ensure, ensure_eq, ensure_err, within};
+use crate::backend_under_test::TransferSide;
+use crate::check::{TestResult, TrialFailure, ensure, ensure_eq, ensure_err, within};
 use crate::checked_region::{CheckedRegion, FULL_ACCESS};
 use crate::process::{LIMIT, token_fabric};
 use crate::sim_harness::{Options, SimHarness};
-use crate::trial::{ALL_PATHS, Context, Trial};
-use crate::trial_fabric::TrialFabric;
+use crate::trial::{ALL_PATHS, Trial, TrialContext, TrialFabric};
 
 pub(super) const TRIALS: &[Trial] = &[
     Trial::new("tenant::a_stolen_descriptor", stolen_descriptor).on(ALL_PATHS),
@@ -39,13 +38,13 @@ struct TwoTenants {
 
 impl TwoTenants {
     #[track_caller]
-    fn new(context: &Context) -> TestResult<Self> {
+    fn new(context: &TrialContext) -> TestResult<Self> {
         let sim = SimHarness::new(context);
         let parent = sim.open(&Options { token: Some(token("parent")?), ..Options::default() })?;
         let (a, b) = (parent.tenant("a", token("a")?)?, parent.tenant("b", token("b")?)?);
-        let [a, b] = [a, b].map(|tenant| parent.same_side(tenant).on_side(Side::Target));
+        let [a, b] = [a, b].map(|tenant| parent.same_side(tenant).on_side(TransferSide::Target));
         [&a, &b].into_iter().for_each(|tenant| sim.drive(tenant));
-        let client = sim.open(&Options::default())?.on_side(Side::Source);
+        let client = sim.open(&Options::default())?.on_side(TransferSide::Source);
         let (to_a, from_client) = client.connect_local(&a)?;
         ensure_eq("the tenant", from_client.tenant(), "a")?;
         Ok(Self { sim, parent, a, b, client, to_a })
@@ -69,7 +68,7 @@ fn forged(checked: &CheckedRegion, of: &Fabric, flip: u64) -> TestResult<transpo
     wire.to_descriptor()
 }
 
-fn stolen_descriptor(context: &Context) -> TestResult {
+fn stolen_descriptor(context: &TrialContext) -> TestResult {
     let fixture = TwoTenants::new(context)?;
     let src = CheckedRegion::new(&fixture.client, LEN, Access::LOCAL, context.seed)?;
     for (number, owner) in [&fixture.b, &fixture.parent].into_iter().enumerate() {
@@ -93,7 +92,7 @@ fn stolen_descriptor(context: &Context) -> TestResult {
     src.check("the source")
 }
 
-fn forged_key(context: &Context) -> TestResult {
+fn forged_key(context: &TrialContext) -> TestResult {
     let fixture = TwoTenants::new(context)?;
     let src = CheckedRegion::new(&fixture.client, LEN, Access::LOCAL, context.seed)?;
     let theirs = CheckedRegion::new(&fixture.b, LEN, FULL_ACCESS, context.seed + 1)?;
@@ -120,7 +119,7 @@ fn forged_key(context: &Context) -> TestResult {
     ensure(own.len() == LEN, "the own region")
 }
 
-fn counters_are_apart(context: &Context) -> TestResult {
+fn counters_are_apart(context: &TrialContext) -> TestResult {
     let fixture = TwoTenants::new(context)?;
     let src = CheckedRegion::new(&fixture.client, LEN, Access::LOCAL, context.seed)?;
     let mut dst = CheckedRegion::new(&fixture.a, LEN, FULL_ACCESS, context.seed + 1)?;
@@ -147,10 +146,10 @@ fn meet(client: &Fabric, listener: &Listener) -> TestResult<(Peer, Peer)> {
     Ok((there, here))
 }
 
-fn one_listener(context: &Context) -> TestResult {
+fn one_listener(context: &TrialContext) -> TestResult {
     let parent = token_fabric(context, token("parent")?)?;
     let (a, b) = (parent.tenant("a", token("a")?)?, parent.tenant("b", token("b")?)?);
-    let [a, b] = [a, b].map(|tenant| parent.same_side(tenant).on_side(Side::Target));
+    let [a, b] = [a, b].map(|tenant| parent.same_side(tenant).on_side(TransferSide::Target));
     let listener = within(LIMIT, "listening", parent.listen("0"))??;
     let [region_a, region_b] = [&a, &b].map(|tenant| CheckedRegion::new(tenant, LEN, FULL_ACCESS, 1));
     let (region_a, region_b) = (region_a?, region_b?);
@@ -174,10 +173,10 @@ fn one_listener(context: &Context) -> TestResult {
     ensure(to_b.is_alive(), "the other tenant's peer is closed too")
 }
 
-fn stolen_over_sockets(context: &Context) -> TestResult {
+fn stolen_over_sockets(context: &TrialContext) -> TestResult {
     let parent = token_fabric(context, token("parent")?)?;
     let (a, b) = (parent.tenant("a", token("a")?)?, parent.tenant("b", token("b")?)?);
-    let [a, b] = [a, b].map(|tenant| parent.same_side(tenant).on_side(Side::Target));
+    let [a, b] = [a, b].map(|tenant| parent.same_side(tenant).on_side(TransferSide::Target));
     let listener = within(LIMIT, "listening", parent.listen("0"))??;
     let client = token_fabric(context, token("a")?)?;
     let (to_a, _from_client) = meet(&client, &listener)?;
@@ -194,5 +193,5 @@ fn stolen_over_sockets(context: &Context) -> TestResult {
             }
         }
     }
-    theirs.check("the other tenant's region").map_err(|_| Failure::new("a peer of a wrote to b"))
+    theirs.check("the other tenant's region").map_err(|_| TrialFailure::new("a peer of a wrote to b"))
 }

@@ -9,11 +9,11 @@ use transport_core::observe::WaitReason;
 use transport_core::spi::Operations;
 use transport_core::{Access, ErrorKind, OnPeerClosed, Op, Pages, WriteOptions};
 
-use crate::check::{Failure, TestResult, ensure, ensure_eq, ensure_err, within};
+use crate::check::{TestResult, TrialFailure, ensure, ensure_eq, ensure_err, within};
 use crate::checked_region::{CheckedRegion, FULL_ACCESS};
 use crate::process::{ConnectedPair, LIMIT};
-use crate::sim_harness::Pair;
-use crate::trial::{ALL_PATHS, Context, Trial};
+use crate::sim_harness::SimPair;
+use crate::trial::{ALL_PATHS, Trial, TrialContext};
 
 pub(super) const TRIALS: &[Trial] = &[
     Trial::new("trigger::begins_when_the_word_is_there", begins).on(ALL_PATHS).needs(Operations::WRITE_IMM),
@@ -33,16 +33,16 @@ pub(super) const TRIALS: &[Trial] = &[
 const LEN: usize = 700_000;
 
 /// A pair with a source, a target, and the word of the trigger.
-struct Fixture {
-    pair: Pair,
+struct TriggerPair {
+    pair: SimPair,
     src: CheckedRegion,
     dst: CheckedRegion,
     word: Arc<AtomicU32>,
 }
 
-impl Fixture {
-    fn new(context: &Context) -> TestResult<Self> {
-        let pair = Pair::new(context)?;
+impl TriggerPair {
+    fn new(context: &TrialContext) -> TestResult<Self> {
+        let pair = SimPair::new(context)?;
         let src = CheckedRegion::new(&pair.a, LEN, Access::LOCAL, context.seed)?;
         let dst = CheckedRegion::new(&pair.b, LEN, FULL_ACCESS, context.seed + 1)?;
         Ok(Self { pair, src, dst, word: Arc::default() })
@@ -67,8 +67,8 @@ impl Fixture {
     }
 }
 
-fn begins(context: &Context) -> TestResult {
-    let mut fixture = Fixture::new(context)?;
+fn begins(context: &TrialContext) -> TestResult {
+    let mut fixture = TriggerPair::new(context)?;
     let mut op = fixture.write_when(3, WriteOptions::new().imm(9))?;
     fixture.ensure_not_begun()?;
     let dump = fixture.pair.a.dump();
@@ -92,8 +92,8 @@ fn begins(context: &Context) -> TestResult {
     ensure_eq("references to the word", Arc::strong_count(&fixture.word), 1)
 }
 
-fn already_there(context: &Context) -> TestResult {
-    let mut fixture = Fixture::new(context)?;
+fn already_there(context: &TrialContext) -> TestResult {
+    let mut fixture = TriggerPair::new(context)?;
     fixture.set(8);
     for value in [8, 1, 0] {
         fixture.dst.fill(context.seed + u64::from(value))?;
@@ -110,10 +110,10 @@ fn already_there(context: &Context) -> TestResult {
 }
 
 /// Several writes wait for consecutive values. Each step of the word begins one write.
-fn steps(context: &Context) -> TestResult {
+fn steps(context: &TrialContext) -> TestResult {
     const PAGE: usize = 4096;
     const FIRST: u32 = u32::MAX - 3;
-    let mut fixture = Fixture::new(context)?;
+    let mut fixture = TriggerPair::new(context)?;
     let (from, to) = (Pages::new([3, 1, 2]), Pages::new([0, 1, 2]));
     let remote = fixture.dst.import(&fixture.pair.to_b)?;
     let options = WriteOptions::new();
@@ -137,8 +137,8 @@ fn steps(context: &Context) -> TestResult {
     Ok(())
 }
 
-fn cancelled(context: &Context) -> TestResult {
-    let fixture = Fixture::new(context)?;
+fn cancelled(context: &TrialContext) -> TestResult {
+    let fixture = TriggerPair::new(context)?;
     let (asked, dropped) =
         (fixture.write_when(1, WriteOptions::new())?, fixture.write_when(1, WriteOptions::new())?);
     let unseen = fixture.write_when(1, WriteOptions::new())?;
@@ -159,8 +159,8 @@ fn cancelled(context: &Context) -> TestResult {
     ensure_eq("references to the word", Arc::strong_count(&fixture.word), 1)
 }
 
-fn by_its_deadline(context: &Context) -> TestResult {
-    let mut fixture = Fixture::new(context)?;
+fn by_its_deadline(context: &TrialContext) -> TestResult {
+    let mut fixture = TriggerPair::new(context)?;
     let limit = Duration::from_secs(5);
     let mut op = fixture.write_when(1, WriteOptions::new().deadline(limit))?;
     let default_fabric = fixture.write_when(1, WriteOptions::new().deadline(Duration::MAX))?;
@@ -171,7 +171,7 @@ fn by_its_deadline(context: &Context) -> TestResult {
     fixture.pair.sim.clock.advance(Duration::from_nanos(1));
     fixture.pair.sim.step();
     let result =
-        op.try_result().ok_or_else(|| Failure::new("the operation has no result at its deadline"))?;
+        op.try_result().ok_or_else(|| TrialFailure::new("the operation has no result at its deadline"))?;
     ensure_err("an operation without its trigger", result, &[ErrorKind::DeadlineExceeded])?;
     fixture.dst.check("after the deadline")?;
     fixture.set(1);
@@ -180,8 +180,8 @@ fn by_its_deadline(context: &Context) -> TestResult {
     fixture.dst.check("after the trigger")
 }
 
-fn with_its_peer(context: &Context) -> TestResult {
-    let fixture = Fixture::new(context)?;
+fn with_its_peer(context: &TrialContext) -> TestResult {
+    let fixture = TriggerPair::new(context)?;
     let op = fixture.write_when(1, WriteOptions::new())?;
     fixture.ensure_not_begun()?;
     fixture.pair.to_a.disconnect();
@@ -193,8 +193,8 @@ fn with_its_peer(context: &Context) -> TestResult {
     ensure_eq("references to the word", Arc::strong_count(&fixture.word), 1)
 }
 
-fn with_the_fabric(context: &Context) -> TestResult {
-    let fixture = Fixture::new(context)?;
+fn with_the_fabric(context: &TrialContext) -> TestResult {
+    let fixture = TriggerPair::new(context)?;
     let (mut known, mut queued) = (fixture.write_when(1, WriteOptions::new())?, None);
     fixture.ensure_not_begun()?;
     queued.get_or_insert(fixture.write_when(1, WriteOptions::new())?);
@@ -202,14 +202,14 @@ fn with_the_fabric(context: &Context) -> TestResult {
     for op in [Some(&mut known), queued.as_mut()].into_iter().flatten() {
         let result = op
             .try_result()
-            .ok_or_else(|| Failure::new("the operation has no result although its fabric is closed"))?;
+            .ok_or_else(|| TrialFailure::new("the operation has no result although its fabric is closed"))?;
         ensure_err("an operation of a closed fabric", result, &[ErrorKind::Closed])?;
     }
     ensure_eq("references to the word", Arc::strong_count(&fixture.word), 1)
 }
 
-fn once_revoked(context: &Context) -> TestResult {
-    let mut fixture = Fixture::new(context)?;
+fn once_revoked(context: &TrialContext) -> TestResult {
+    let mut fixture = TriggerPair::new(context)?;
     let op = fixture.write_when(1, WriteOptions::new())?;
     fixture.ensure_not_begun()?;
     fixture.pair.sim.done(fixture.dst.region.revoke()?)?;
@@ -222,8 +222,8 @@ fn once_revoked(context: &Context) -> TestResult {
 }
 
 /// A write triggers a write back without the caller: the second begins when the first has landed.
-fn by_a_mirror(context: &Context) -> TestResult {
-    let fixture = Fixture::new(context)?;
+fn by_a_mirror(context: &TrialContext) -> TestResult {
+    let fixture = TriggerPair::new(context)?;
     let mut back = CheckedRegion::new(&fixture.pair.a, LEN, FULL_ACCESS, context.seed + 3)?;
     let landed = fixture.pair.to_a.imm(1).mirror(fixture.word.clone(), OnPeerClosed::Keep);
     let options = WriteOptions::new().imm(2).when(fixture.word.clone(), 1);
@@ -242,7 +242,7 @@ fn by_a_mirror(context: &Context) -> TestResult {
 }
 
 /// No event wakes the worker, so it has to poll the word.
-fn found_by_a_worker(context: &Context) -> TestResult {
+fn found_by_a_worker(context: &TrialContext) -> TestResult {
     let ConnectedPair { fabric, peer, mut helper } = ConnectedPair::new(context)?;
     helper.command(&format!("alloc far {LEN} 1"))?;
     let (mut src, word) = (CheckedRegion::new(&fabric, LEN, FULL_ACCESS, 2)?, Arc::new(AtomicU32::new(0)));
@@ -261,7 +261,7 @@ fn found_by_a_worker(context: &Context) -> TestResult {
     Ok(())
 }
 
-fn killed_before(context: &Context) -> TestResult {
+fn killed_before(context: &TrialContext) -> TestResult {
     let ConnectedPair { fabric, peer, mut helper } = ConnectedPair::new(context)?;
     helper.command(&format!("alloc far {LEN} 1"))?;
     let (src, word) = (CheckedRegion::new(&fabric, LEN, FULL_ACCESS, 2)?, Arc::new(AtomicU32::new(0)));

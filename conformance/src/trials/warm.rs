@@ -6,11 +6,11 @@ use std::time::Duration;
 use transport_core::{Access, ErrorKind, Workers};
 
 use crate::backend_under_test::Variant;
-use crate::check::{Failure, TestResult, ensure_eq, ensure_err};
+use crate::check::{TestResult, TrialFailure, ensure_eq, ensure_err};
 use crate::checked_region::{CheckedRegion, FULL_ACCESS};
 use crate::process::{ConnectedPair, LIMIT};
-use crate::sim_harness::{Options, Pair, SimHarness, builder};
-use crate::trial::{ALL_PATHS, Context, Trial};
+use crate::sim_harness::{Options, SimHarness, SimPair, builder};
+use crate::trial::{ALL_PATHS, Trial, TrialContext};
 
 pub(super) const TRIALS: &[Trial] = &[
     Trial::new("warm_up::every_rail_answers", every_rail).on(ALL_PATHS),
@@ -20,8 +20,8 @@ pub(super) const TRIALS: &[Trial] = &[
     Trial::new("warm_up::of_eager_workers", eager).rails(2),
 ];
 
-fn every_rail(context: &Context) -> TestResult {
-    let pair = Pair::new(context)?;
+fn every_rail(context: &TrialContext) -> TestResult {
+    let pair = SimPair::new(context)?;
     let src = CheckedRegion::new(&pair.a, 100_000, Access::LOCAL, context.seed)?;
     let mut dst = CheckedRegion::new(&pair.b, 100_000, FULL_ACCESS, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
@@ -46,16 +46,16 @@ fn every_rail(context: &Context) -> TestResult {
     dst.check("a write after it")
 }
 
-fn deadline(context: &Context) -> TestResult {
+fn deadline(context: &TrialContext) -> TestResult {
     let ours = Options { deadline: Duration::from_secs(1), ..Options::default() };
     let pair = SimHarness::new(context).pair_of(&ours, &Options::default())?;
     pair.sim.fails("a warm-up", pair.to_b.warm_up(), &[ErrorKind::DeadlineExceeded])?;
     pair.sim.settle()
 }
 
-fn goes(context: &Context) -> TestResult {
+fn goes(context: &TrialContext) -> TestResult {
     let gone = &[ErrorKind::PeerDied, ErrorKind::Closed];
-    let pair = Pair::new(context)?;
+    let pair = SimPair::new(context)?;
     let mut op = pair.to_b.warm_up()?;
     pair.to_a.disconnect();
     ensure_err("a warm-up", pair.sim.result(&mut op)?, gone)?;
@@ -64,14 +64,14 @@ fn goes(context: &Context) -> TestResult {
 }
 
 /// Workers that write every request at once, over two rails.
-fn eager(context: &Context) -> TestResult {
+fn eager(context: &TrialContext) -> TestResult {
     let sim = SimHarness::new(context);
     let options = Options { rails: Some(2), ..Options::default() };
     let open = |number| {
         let builder = builder(context, &options)?.workers(Workers::per_group().eager()).caller_driven();
         let fabric = builder.clock(Arc::new(sim.clock.clone())).seed(number).incarnation(number).open()?;
         sim.drive(&fabric);
-        Ok::<_, Failure>(fabric)
+        Ok::<_, TrialFailure>(fabric)
     };
     let (a, b) = (open(1)?, open(2)?);
     let (to_b, _to_a) = a.connect_local(&b)?;
@@ -79,7 +79,7 @@ fn eager(context: &Context) -> TestResult {
     ensure_eq("bytes and requests", (outcome.bytes, outcome.work_requests), (0, 2))
 }
 
-fn processes(context: &Context) -> TestResult {
+fn processes(context: &TrialContext) -> TestResult {
     let ConnectedPair { fabric, peer, mut helper } = ConnectedPair::new(context)?;
     helper.command("alloc far 3000000 1")?;
     let src = CheckedRegion::new(&fabric, 3_000_000, Access::LOCAL, 2)?;

@@ -7,14 +7,14 @@ use crate::backend_under_test::Variant;
 use crate::check::{TestResult, ensure, ensure_eq};
 use crate::checked_region::{CheckedRegion, FULL_ACCESS};
 use crate::sim_harness::{Options, SimHarness};
-use crate::trial::{Context, Trial};
+use crate::trial::{Trial, TrialContext};
 
 pub(super) const TRIALS: &[Trial] = &[
     Trial::new("window::bounds_the_bytes_under_way", bytes_are_bounded).on(&[Variant::Slow]),
     Trial::new("window::of_no_bytes_is_a_pause", no_bytes_pause).on(&[Variant::Queued, Variant::SmallQueue]),
 ];
 
-fn bytes_are_bounded(context: &Context) -> TestResult {
+fn bytes_are_bounded(context: &TrialContext) -> TestResult {
     const PAGE: usize = 4096;
     let grant = AdjustableGrant::new([3 * PAGE as u64 + 100, ALL, ALL]);
     // Rail groups share the window. Here one group has all of it.
@@ -44,7 +44,7 @@ fn bytes_are_bounded(context: &Context) -> TestResult {
     dst.check("both writes")
 }
 
-fn no_bytes_pause(context: &Context) -> TestResult {
+fn no_bytes_pause(context: &TrialContext) -> TestResult {
     let grant = AdjustableGrant::new([0, ALL, ALL]);
     let pair = pair_of(context, &grant)?;
     let src = CheckedRegion::new(&pair.a, 4096, Access::LOCAL, context.seed)?;

@@ -5,8 +5,8 @@ use transport_core::{Access, WriteOptions};
 
 use crate::check::{TestResult, ensure_eq};
 use crate::checked_region::{CheckedRegion, FULL_ACCESS};
-use crate::sim_harness::{Pair, SimHarness};
-use crate::trial::{ALL_PATHS, Context, Trial};
+use crate::sim_harness::{SimHarness, SimPair};
+use crate::trial::{ALL_PATHS, Trial, TrialContext};
 
 pub(super) const TRIALS: &[Trial] = &[
     Trial::new("write::every_size", every_size).on(ALL_PATHS),
@@ -19,7 +19,7 @@ pub(super) const TRIALS: &[Trial] = &[
 ];
 
 /// The sizes at which the data path changes, each with the sizes next to it.
-pub(super) fn sizes(pair: &Pair) -> Vec<usize> {
+pub(super) fn sizes(pair: &SimPair) -> Vec<usize> {
     let capabilities = pair.capabilities();
     let mut sizes = vec![1, 2, 3, 4095, 4096, 4097, 3 * (1 << 20) + 17];
     for edge in [capabilities.max_direct, u64::from(capabilities.max_inline), capabilities.chunk] {
@@ -31,8 +31,8 @@ pub(super) fn sizes(pair: &Pair) -> Vec<usize> {
     sizes
 }
 
-fn every_size(context: &Context) -> TestResult {
-    let pair = Pair::new(context)?;
+fn every_size(context: &TrialContext) -> TestResult {
+    let pair = SimPair::new(context)?;
     let sizes: Vec<_> = context.sample(sizes(&pair)).collect();
     let room = sizes.iter().max().copied().unwrap_or(0) + 100;
     let src = CheckedRegion::new(&pair.a, room, Access::LOCAL, context.seed)?;
@@ -49,8 +49,8 @@ fn every_size(context: &Context) -> TestResult {
     src.check("the source")
 }
 
-fn every_alignment(context: &Context) -> TestResult {
-    let pair = Pair::new(context)?;
+fn every_alignment(context: &TrialContext) -> TestResult {
+    let pair = SimPair::new(context)?;
     let src = CheckedRegion::new(&pair.a, 1024, Access::LOCAL, context.seed)?;
     let mut dst = CheckedRegion::new(&pair.b, 1024, FULL_ACCESS, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
@@ -70,10 +70,10 @@ fn every_alignment(context: &Context) -> TestResult {
 }
 
 /// Slots of 8 KiB in random order. Each gets a write of random size at a random offset.
-fn many_at_once(context: &Context) -> TestResult {
+fn many_at_once(context: &TrialContext) -> TestResult {
     const SLOTS: usize = 400;
     const SLOT: usize = 8192;
-    let pair = Pair::new(context)?;
+    let pair = SimPair::new(context)?;
     let mut random = fastrand::Rng::with_seed(context.seed);
     let src = CheckedRegion::new(&pair.a, SLOTS * SLOT, Access::LOCAL, context.seed)?;
     let mut dst = CheckedRegion::new(&pair.b, SLOTS * SLOT, FULL_ACCESS, context.seed + 1)?;
@@ -92,9 +92,9 @@ fn many_at_once(context: &Context) -> TestResult {
     dst.check("400 writes")
 }
 
-fn both_directions(context: &Context) -> TestResult {
+fn both_directions(context: &TrialContext) -> TestResult {
     const PART: usize = 50_000;
-    let pair = Pair::new(context)?;
+    let pair = SimPair::new(context)?;
     let mut ours = CheckedRegion::new(&pair.a, 40 * PART, FULL_ACCESS, context.seed)?;
     let mut theirs = CheckedRegion::new(&pair.b, 40 * PART, FULL_ACCESS, context.seed + 1)?;
     let (there, here) = (theirs.import(&pair.to_b)?, ours.import(&pair.to_a)?);
@@ -112,8 +112,8 @@ fn both_directions(context: &Context) -> TestResult {
     ours.check("here")
 }
 
-fn cold(context: &Context) -> TestResult {
-    let pair = Pair::new(context)?;
+fn cold(context: &TrialContext) -> TestResult {
+    let pair = SimPair::new(context)?;
     let src = CheckedRegion::new(&pair.a, 1 << 20, Access::LOCAL, context.seed)?;
     let mut dst = CheckedRegion::new(&pair.b, 1 << 20, FULL_ACCESS, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
@@ -126,8 +126,8 @@ fn cold(context: &Context) -> TestResult {
     Ok(())
 }
 
-fn imm_without_bytes(context: &Context) -> TestResult {
-    let pair = Pair::new(context)?;
+fn imm_without_bytes(context: &TrialContext) -> TestResult {
+    let pair = SimPair::new(context)?;
     let src = CheckedRegion::new(&pair.a, 64, Access::LOCAL, context.seed)?;
     let dst = CheckedRegion::new(&pair.b, 64, FULL_ACCESS, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
@@ -142,7 +142,7 @@ fn imm_without_bytes(context: &Context) -> TestResult {
     dst.check("no bytes")
 }
 
-fn to_itself(context: &Context) -> TestResult {
+fn to_itself(context: &TrialContext) -> TestResult {
     let sim = SimHarness::new(context);
     let fabric = sim.open(&Default::default())?;
     let (there, here) = fabric.connect_local(&fabric)?;

@@ -3,13 +3,13 @@ use proptest::prelude::*;
 use super::*;
 
 /// The batch of `pieces`, its entries as the kernel reads them, and its copies.
-fn batch_of(pieces: &[(Ends, Reach)]) -> (Batch, Vec<Ends>, Vec<Ends>) {
+fn batch_of(pieces: &[(CopyRange, Reach)]) -> (CopyBatch, Vec<CopyRange>, Vec<CopyRange>) {
     batch_by(pieces, usize::MAX)
 }
 
 /// The same, if at most `most` pieces are added at a time.
-fn batch_by(pieces: &[(Ends, Reach)], most: usize) -> (Batch, Vec<Ends>, Vec<Ends>) {
-    let (mut table, mut batch) = (Table::empty(), Batch::default());
+fn batch_by(pieces: &[(CopyRange, Reach)], most: usize) -> (CopyBatch, Vec<CopyRange>, Vec<CopyRange>) {
+    let (mut table, mut batch) = (PieceTable::empty(), CopyBatch::default());
     let alike = pieces.chunk_by(|(_, one), (_, other)| one == other);
     for alike in alike.flat_map(|alike| alike.chunks(most)) {
         batch.add(&mut table, alike.iter().map(|(ends, _)| *ends), alike[0].1);
@@ -21,7 +21,7 @@ fn batch_by(pieces: &[(Ends, Reach)], most: usize) -> (Batch, Vec<Ends>, Vec<End
     (batch, entries, copies)
 }
 
-fn page(number: u64, len: u64) -> Ends {
+fn page(number: u64, len: u64) -> CopyRange {
     (number << 30 | 1 << 50, number << 30 | 1 << 51, len)
 }
 
@@ -34,8 +34,8 @@ proptest! {
         script in prop::collection::vec((any::<bool>(), 0_usize..6, 0_u8..8), 1..80),
         most in 1_usize..9,
     ) {
-        let mut pieces: Vec<(Ends, Reach)> = Vec::new();
-        let mut joined: Vec<(Ends, Reach)> = Vec::new();
+        let mut pieces: Vec<(CopyRange, Reach)> = Vec::new();
+        let mut joined: Vec<(CopyRange, Reach)> = Vec::new();
         for (number, (follows, size, way)) in script.into_iter().enumerate() {
             let len = [4096, 4096, 100, LARGE - 1, LARGE, 0][size];
             let reach = if way == 0 { Reach::Driver } else { Reach::Kernel };
@@ -56,9 +56,9 @@ proptest! {
             }
         }
         let (batch, entries, copies) = batch_by(&pieces, most);
-        let is_entry = |(ends, reach): &(Ends, Reach)| *reach == Reach::Kernel && ends.2 < LARGE;
+        let is_entry = |(ends, reach): &(CopyRange, Reach)| *reach == Reach::Kernel && ends.2 < LARGE;
         let (wanted, others): (Vec<_>, Vec<_>) = joined.into_iter().partition(is_entry);
-        let ends = |pieces: Vec<(Ends, Reach)>| pieces.into_iter().map(|(ends, _)| ends).collect::<Vec<_>>();
+        let ends = |pieces: Vec<(CopyRange, Reach)>| pieces.into_iter().map(|(ends, _)| ends).collect::<Vec<_>>();
         prop_assert_eq!(u64::from(batch.longest), wanted.iter().map(|(ends, _)| ends.2).max().unwrap_or(0));
         prop_assert_eq!((entries, copies), (ends(wanted), ends(others)));
         prop_assert_eq!(batch.bytes, pieces.iter().map(|(ends, _)| ends.2).sum::<u64>());
@@ -127,7 +127,7 @@ fn a_full_batch_has_no_room() {
 
 #[test]
 fn one_large_piece_grows() {
-    let (mut table, mut batch) = (Table::empty(), Batch::default());
+    let (mut table, mut batch) = (PieceTable::empty(), CopyBatch::default());
     let (to, from, _) = page(1, 0);
     batch.add(&mut table, (0..4).map(|at| (to + at * LARGE, from + at * LARGE, LARGE)), Reach::Kernel);
     assert!(batch.is_growing() && batch.copies.is_empty());

@@ -4,14 +4,13 @@ use std::time::Duration;
 
 use multirail::{Access, ErrorKind, PeerGroup, wait};
 
-use crate::device::{Device, LIMIT};
-use crate::page::{PAGE, Page, differing};
+use crate::{LIMIT, PAGE, TestDevices, TestPage, differing};
 
 const SHORT: Duration = Duration::from_millis(3);
 
 #[test]
 fn from_listening_to_closing() {
-    let (a, b) = (Device::Late.open(1).unwrap(), Device::Late.open(2).unwrap());
+    let (a, b) = (TestDevices::Late.open(1).unwrap(), TestDevices::Late.open(2).unwrap());
     let listener = wait(b.listen("127.0.0.1:0"), LIMIT).unwrap().unwrap();
     assert_eq!(wait(listener.accept(), SHORT).err().unwrap().kind(), ErrorKind::DeadlineExceeded);
     let address = listener.local_addr();
@@ -19,7 +18,8 @@ fn from_listening_to_closing() {
     let to_a = wait(listener.accept(), LIMIT).unwrap().unwrap();
     let (to_b, a) = connecting.join().unwrap();
 
-    let (src, dst) = (Page::new(&a, Access::LOCAL, 1).unwrap(), Page::new(&b, Access::all(), 2).unwrap());
+    let (src, dst) =
+        (TestPage::new(&a, Access::LOCAL, 1).unwrap(), TestPage::new(&b, Access::all(), 2).unwrap());
     b.publish("dst", &dst.region).unwrap();
     let remote = wait(to_b.region("dst"), LIMIT).unwrap().unwrap();
     let write = || to_b.write(&src.region, 0..PAGE, &remote, 0).unwrap();
@@ -65,12 +65,13 @@ fn from_listening_to_closing() {
 
 #[test]
 fn without_workers_too() {
-    let open = |seed| Device::Late.builder(seed).caller_driven().open().unwrap();
+    let open = |seed| TestDevices::Late.builder(seed).caller_driven().open().unwrap();
     let (a, b) = (open(1), open(2));
     let listener = wait(b.listen("127.0.0.1:0"), LIMIT).unwrap().unwrap();
     let (both, address) = (futures::future::try_join, listener.local_addr());
     let (to_b, to_a) = wait(both(a.connect(&address), listener.accept()), LIMIT).unwrap().unwrap();
-    let (src, dst) = (Page::new(&a, Access::LOCAL, 1).unwrap(), Page::new(&b, Access::all(), 2).unwrap());
+    let (src, dst) =
+        (TestPage::new(&a, Access::LOCAL, 1).unwrap(), TestPage::new(&b, Access::all(), 2).unwrap());
     let remote = to_b.import(&dst.region.descriptor()).unwrap();
     let write = || to_b.write(&src.region, 0..PAGE, &remote, 0).unwrap();
     assert_eq!(wait(write(), LIMIT).unwrap().unwrap().bytes as usize, PAGE);
@@ -90,9 +91,10 @@ fn without_workers_too() {
 /// Each thread is woken for its own operation.
 #[test]
 fn from_many_threads_at_once() {
-    let (a, b) = (Device::Late.open(1).unwrap(), Device::Late.open(2).unwrap());
+    let (a, b) = (TestDevices::Late.open(1).unwrap(), TestDevices::Late.open(2).unwrap());
     let (to_b, _to_a) = a.connect_local(&b).unwrap();
-    let (src, dst) = (Page::new(&a, Access::LOCAL, 1).unwrap(), Page::new(&b, Access::all(), 2).unwrap());
+    let (src, dst) =
+        (TestPage::new(&a, Access::LOCAL, 1).unwrap(), TestPage::new(&b, Access::all(), 2).unwrap());
     let remote = to_b.import(&dst.region.descriptor()).unwrap();
     std::thread::scope(|scope| {
         for thread in 0..8 {

@@ -14,9 +14,8 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use multirail::{Access, Fabric, Peer, wait};
 
-use crate::device::{Device, LIMIT, limited};
 use crate::flood::flood;
-use crate::page::{Page, differing};
+use crate::{LIMIT, TestDevices, TestPage, differing, limited};
 
 /// The environment variable that makes this executable the peer. Its value is the seed.
 const CHILD: &str = "MULTIRAIL_RUNTIMES_CHILD";
@@ -79,12 +78,12 @@ impl Drop for PeerProcess {
 fn peer() {
     let Ok(seed) = std::env::var(CHILD) else { return };
     let seed = seed.parse().unwrap();
-    let fabric = Device::Late.open(seed).unwrap();
+    let fabric = TestDevices::Late.open(seed).unwrap();
     let listener = wait(fabric.listen("127.0.0.1:0"), LIMIT).unwrap().unwrap();
     // libtest has begun a line, so the address needs a new one.
     println!("\n@{}", listener.local_addr());
     let peer = wait(listener.accept(), LIMIT).unwrap().unwrap();
-    let mut page = Page::new(&fabric, Access::all(), seed).unwrap();
+    let mut page = TestPage::new(&fabric, Access::all(), seed).unwrap();
     let probe = fabric.alloc(64, Access::all()).unwrap();
     fabric.publish(PAGE, &page.region).unwrap();
     fabric.publish(PROBE, &probe).unwrap();
@@ -93,7 +92,7 @@ fn peer() {
     }
 }
 
-fn run_command(fabric: &Fabric, peer: &Peer, page: &mut Page, command: &str) -> String {
+fn run_command(fabric: &Fabric, peer: &Peer, page: &mut TestPage, command: &str) -> String {
     let words: Vec<_> = command.split(' ').collect();
     let number = |at: usize| words[at].parse::<u64>().unwrap();
     match words[0] {
@@ -106,7 +105,8 @@ fn run_command(fabric: &Fabric, peer: &Peer, page: &mut Page, command: &str) -> 
         }
         "flood" => {
             let flooding = async {
-                let (src, to) = (Page::new(fabric, Access::LOCAL, number(2))?, peer.region(words[1]).await?);
+                let (src, to) =
+                    (TestPage::new(fabric, Access::LOCAL, number(2))?, peer.region(words[1]).await?);
                 flood(peer, &src.region, &to, number(2)).await
             };
             let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();

@@ -2,8 +2,7 @@
 
 use multirail::{Access, ErrorKind, Op, Peer, Region, RemoteRegion, Result};
 
-use crate::device::{Device, LIMIT, limited, outlast};
-use crate::page::{PAGE, Page};
+use crate::{LIMIT, PAGE, TestDevices, TestPage, limited, outlast};
 
 /// The number of writes after which a flood reports its start with an imm.
 const BEGUN: u32 = 1;
@@ -55,9 +54,9 @@ pub async fn flood(peer: &Peer, from: &Region, to: &RemoteRegion, seed: u64) -> 
     peer.drain()?.await
 }
 
-/// The target's side: waits for the flood, revokes the page and reuses it. Returns the page, to be checked again after the
-/// flood.
-pub async fn reclaim(initiator: &Peer, mut page: Page, seed: u64) -> Result<Page> {
+/// The target's side: waits for the flood, revokes the page and reuses it. Returns the page, to be checked again after
+/// the flood.
+pub async fn reclaim(initiator: &Peer, mut page: TestPage, seed: u64) -> Result<TestPage> {
     initiator.imm(BEGUN).expect(1).await?;
     initiator.imm(BEGUN).try_take(1);
     for _ in 0..fastrand::Rng::with_seed(seed).u32(..200) {
@@ -73,14 +72,14 @@ fn is_refusal(kind: ErrorKind) -> bool {
     [ErrorKind::Revoked, ErrorKind::RemoteAccess].contains(&kind)
 }
 
-async fn rounds(device: Device, seed: u64) -> Result<()> {
+async fn rounds(device: TestDevices, seed: u64) -> Result<()> {
     let (a, b) = (device.open(seed)?, device.open(seed + 1)?);
     let (to_b, to_a) = a.connect_local(&b)?;
-    let src = Page::new(&a, Access::LOCAL, seed)?;
+    let src = TestPage::new(&a, Access::LOCAL, seed)?;
     let probed = b.alloc(64, Access::all())?;
     let probe = to_b.import(&probed.descriptor())?;
     for round in seed..seed + 6 {
-        let page = Page::new(&b, Access::all(), round)?;
+        let page = TestPage::new(&b, Access::all(), round)?;
         let remote = to_b.import(&page.region.descriptor())?;
         let flooding = flood(&to_b, &src.region, &remote, round);
         let (page, ()) = futures::future::try_join(reclaim(&to_a, page, round), flooding).await?;
@@ -93,12 +92,12 @@ async fn rounds(device: Device, seed: u64) -> Result<()> {
 #[test]
 fn in_one_process() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).build().unwrap();
-    let tasks: Vec<_> = Device::ALL
+    let tasks: Vec<_> = TestDevices::ALL
         .into_iter()
         .flat_map(|device| [10, 20, 30].map(|seed| runtime.spawn(limited(rounds(device, seed)))))
         .collect();
     for task in tasks {
         runtime.block_on(task).unwrap().unwrap();
     }
-    multirail::wait(rounds(Device::Late, 40), LIMIT).unwrap().unwrap();
+    multirail::wait(rounds(TestDevices::Late, 40), LIMIT).unwrap().unwrap();
 }

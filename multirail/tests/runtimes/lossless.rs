@@ -6,9 +6,7 @@ use futures::future::{join, try_join};
 use multirail::{Access, PeerGroup, Result};
 use smol::future::{poll_once, yield_now};
 
-use crate::device::{Device, LIMIT};
-use crate::page::{PAGE, Page};
-use crate::strict;
+use crate::{LIMIT, PAGE, TestDevices, TestPage, strict};
 
 /// Polls the future of `wait` a few times and drops it.
 async fn poll_and_drop<F: Future>(mut wait: impl FnMut() -> F) {
@@ -17,7 +15,7 @@ async fn poll_and_drop<F: Future>(mut wait: impl FnMut() -> F) {
     }
 }
 
-async fn dropped_waits(device: Device) -> Result<()> {
+async fn dropped_waits(device: TestDevices) -> Result<()> {
     let (a, b) = (device.open(1)?, device.open(2)?);
     let listener = b.listen("127.0.0.1:0").await?;
     let address = listener.local_addr();
@@ -28,7 +26,7 @@ async fn dropped_waits(device: Device) -> Result<()> {
     poll_and_drop(|| a.connect(&nobody)).await;
     let (to_a, to_b) = try_join(listener.accept(), a.connect(&address)).await?;
 
-    let (src, dst) = (Page::new(&a, Access::LOCAL, 1)?, Page::new(&b, Access::all(), 2)?);
+    let (src, dst) = (TestPage::new(&a, Access::LOCAL, 1)?, TestPage::new(&b, Access::all(), 2)?);
     b.publish("dst", &dst.region)?;
     poll_and_drop(|| to_b.region("dst")).await;
     let remote = to_b.region("dst").await?;
@@ -80,5 +78,5 @@ async fn dropped_waits(device: Device) -> Result<()> {
 
 #[test]
 fn the_next_wait_gets_what_a_dropped_wait_waited_for() {
-    Device::ALL.into_iter().for_each(|device| strict::run(dropped_waits(device)).unwrap());
+    TestDevices::ALL.into_iter().for_each(|device| strict::run(dropped_waits(device)).unwrap());
 }

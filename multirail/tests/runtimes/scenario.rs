@@ -8,25 +8,25 @@ use multirail::{
     Result, WriteOptions,
 };
 
-use crate::device::LIMIT;
+use crate::LIMIT;
 
-use crate::page::{PAGE, Page, differing};
+use crate::{PAGE, TestPage, differing};
 
 /// Two connected fabrics: `a` is the initiator, `b` is the target.
-struct Fixture {
+struct ConnectedFabrics {
     a: Fabric,
     b: Fabric,
     to_b: Peer,
     to_a: Peer,
     listener: Listener,
-    src: Page,
-    dst: Page,
+    src: TestPage,
+    dst: TestPage,
     remote: RemoteRegion,
 }
 
 /// Awaits every future of the library, between two fabrics with these settings.
 pub async fn scenario(ours: FabricBuilder, theirs: FabricBuilder) -> Result<()> {
-    let scene = Fixture::set(ours.open()?, theirs.open()?).await?;
+    let scene = ConnectedFabrics::set(ours.open()?, theirs.open()?).await?;
     scene.write().await?;
     scene.count().await?;
     scene.gather().await?;
@@ -35,14 +35,14 @@ pub async fn scenario(ours: FabricBuilder, theirs: FabricBuilder) -> Result<()> 
     scene.end().await
 }
 
-impl Fixture {
+impl ConnectedFabrics {
     async fn set(a: Fabric, b: Fabric) -> Result<Self> {
         let listener = b.listen("127.0.0.1:0").await?;
         let address = listener.local_addr();
         // Accepting is polled first, so it must be woken.
         let (to_a, to_b) = try_join(listener.accept(), a.connect(&address)).await?;
-        let src = Page::new(&a, Access::all(), 1)?;
-        let dst = Page::new(&b, Access::all(), 2)?;
+        let src = TestPage::new(&a, Access::all(), 1)?;
+        let dst = TestPage::new(&b, Access::all(), 2)?;
         b.publish("dst", &dst.region)?;
         let remote = to_b.region("dst").await?;
         assert_eq!(to_b.region("nothing").await.err().map(|e| e.kind()), Some(ErrorKind::NotFound));
@@ -118,7 +118,7 @@ impl Fixture {
 
     async fn read_and_send(&self) -> Result<()> {
         let Self { a, b, to_b, to_a, src, remote, .. } = self;
-        let copy = Page::new(a, Access::LOCAL, 3)?;
+        let copy = TestPage::new(a, Access::LOCAL, 3)?;
         to_b.read(&copy.region, 0..PAGE, remote, 0)?.await?;
         assert_eq!(differing(&copy.region, 1), 0);
 

@@ -7,9 +7,7 @@ use std::task::{Context, Poll};
 use futures::FutureExt;
 use multirail::{Access, Fabric, Op, Peer, Region, RemoteRegion, Result};
 
-use crate::device::{Device, limited, outlast};
-use crate::page::{PAGE, Page, differing};
-use crate::strict;
+use crate::{PAGE, TestDevices, TestPage, differing, limited, outlast, strict};
 
 const SEEDS: std::ops::Range<u64> = 0..4;
 /// The number of rounds of each seed.
@@ -32,12 +30,12 @@ impl Future for Polls {
 }
 
 /// An initiator and a target with a page each.
-struct Pair {
+struct PagePair {
     fabric: Fabric,
     _target: (Fabric, Region),
     peer: Peer,
-    src: Page,
-    dst: Page,
+    src: TestPage,
+    dst: TestPage,
     remote: RemoteRegion,
     probe: RemoteRegion,
     random: fastrand::Rng,
@@ -45,11 +43,12 @@ struct Pair {
     dropped: u64,
 }
 
-impl Pair {
+impl PagePair {
     fn new(seed: u64) -> Result<Self> {
-        let (fabric, target) = (Device::Late.open(seed)?, Device::Late.open(seed + 1000)?);
+        let (fabric, target) = (TestDevices::Late.open(seed)?, TestDevices::Late.open(seed + 1000)?);
         let (peer, _) = fabric.connect_local(&target)?;
-        let (src, dst) = (Page::new(&fabric, Access::LOCAL, 1)?, Page::new(&target, Access::all(), 2)?);
+        let (src, dst) =
+            (TestPage::new(&fabric, Access::LOCAL, 1)?, TestPage::new(&target, Access::all(), 2)?);
         let remote = peer.import(&dst.region.descriptor())?;
         let probed = target.alloc(64, Access::all())?;
         let probe = peer.import(&probed.descriptor())?;
@@ -82,7 +81,7 @@ async fn rounds<O>(
     race: impl AsyncFn(Op, Polls) -> Option<O>,
     quiet: impl AsyncFn(&Peer, O) -> Result<()>,
 ) -> Result<()> {
-    let mut pair = Pair::new(seed)?;
+    let mut pair = PagePair::new(seed)?;
     for round in 0..ROUNDS {
         // A race that the write sometimes loses, on any machine.
         let turns = if round % 4 == 0 { Polls(0) } else { pair.polls() };
@@ -175,7 +174,7 @@ fn without_waiting_late_bytes_land() {
     let late = async {
         let mut hit = 0;
         for seed in 0..20 {
-            let mut pair = Pair::new(seed)?;
+            let mut pair = PagePair::new(seed)?;
             let before = posts(&pair.fabric);
             let op = pair.write()?;
             while posts(&pair.fabric) == before {

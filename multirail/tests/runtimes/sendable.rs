@@ -46,7 +46,7 @@ fn shared_among_tasks() {
     use std::sync::Arc;
     let (a, b) = (multirail::open().unwrap(), multirail::open().unwrap());
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).build().unwrap();
-    runtime.block_on(crate::device::limited(async {
+    runtime.block_on(crate::limited(async {
         let listener = Arc::new(b.listen("127.0.0.1:0").await.unwrap());
         let accept = |listener: Arc<Listener>| tokio::spawn(async move { listener.accept().await });
         let accepting = [accept(Arc::clone(&listener)), accept(Arc::clone(&listener))];

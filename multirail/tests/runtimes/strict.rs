@@ -6,7 +6,7 @@ use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 
-use crate::device::LIMIT;
+use crate::LIMIT;
 
 /// The waker of a single poll.
 struct SinglePollWaker(Mutex<Sender<()>>);

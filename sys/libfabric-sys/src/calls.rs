@@ -1,21 +1,21 @@
-//! What libfabric's headers define inline: calls through the tables of an object.
+//! The calls that libfabric's headers define inline. They go through the tables of an object.
 
 use core::ffi::{c_char, c_int, c_void};
 
 use crate::generated::*;
 
-/// One inline call. A table without the entry answers `-FI_ENOSYS`, as libfabric's own do.
+/// Defines one inline call. It returns `-FI_ENOSYS` if the table lacks the entry, as libfabric's own calls do.
 macro_rules! inline_call {
     ($(#[$doc:meta])* fn $name:ident($object:ident: *mut $kind:ty $(, $arg:ident: $type:ty)*) -> $ret:ty
         = [$($table:ident).+] $entry:ident($($pass:expr),*)) => {
         $(#[$doc])*
         ///
         /// # Safety
-        /// As its page in libfabric's manual: the object is open, and pointers are valid
+        /// The contract is on the call's page in libfabric's manual: the object is open, and pointers are valid
         /// for as long as that page says.
         #[inline]
         pub unsafe fn $name($object: *mut $kind $(, $arg: $type)*) -> $ret {
-            // SAFETY: an open object has a table, which lives as long; the rest is the caller's.
+            // SAFETY: an open object has a table, which lives as long as the object; the caller upholds the rest.
             unsafe {
                 match (*(*$object).$($table).+).$entry {
                     Some(entry) => entry($($pass),*),
@@ -109,10 +109,10 @@ inline_call!(/// Posts a message.
 inline_call!(/// Posts a receive.
     fn fi_recvmsg(ep: *mut fid_ep, msg: *const fi_msg, flags: u64) -> isize = [msg] recvmsg(ep, msg, flags));
 
-/// Reads a counter; 0 where the provider has none.
+/// Reads a counter. Returns 0 if the provider has no counters.
 ///
 /// # Safety
-/// As its page in libfabric's manual.
+/// The contract is on the call's page in libfabric's manual.
 #[inline]
 pub unsafe fn fi_cntr_read(cntr: *mut fid_cntr) -> u64 {
     // SAFETY: by the caller.
@@ -122,17 +122,17 @@ pub unsafe fn fi_cntr_read(cntr: *mut fid_cntr) -> u64 {
 /// Enables an endpoint.
 ///
 /// # Safety
-/// As its page in libfabric's manual.
+/// The contract is on the call's page in libfabric's manual.
 pub unsafe fn fi_enable(ep: *mut fid_ep) -> c_int {
     // SAFETY: by the caller.
     unsafe { fi_control(&raw mut (*ep).fid, FI_ENABLE as c_int, core::ptr::null_mut()) }
 }
 
-/// The provider's words for one of its error numbers; null where it has none. They are
-/// the provider's, or in `buf`.
+/// The provider's text for one of its error numbers, or null if it has none. The text belongs to
+/// the provider, or is in `buf`.
 ///
 /// # Safety
-/// As its page in libfabric's manual.
+/// The contract is on the call's page in libfabric's manual.
 pub unsafe fn fi_cq_strerror(
     cq: *mut fid_cq,
     code: c_int,

@@ -1,14 +1,14 @@
 //! libfabric from Rust, without libfabric at build time.
 //!
-//! - [`Library`]: `libfabric.so.1` opened at run time, with the few functions that it
-//!   exports. One binary runs with 1.17 to 2.x, and starts where there is none.
-//! - Types and constants of 1.17's headers, generated and checked in
-//!   (`ci/bindings/generate`). Of what later versions appended, `newer` has what is
-//!   used; structures that the library may make larger are allocated by the library.
+//! - [`Library`]: `libfabric.so.1`, opened at run time, with the few functions that it
+//!   exports. One binary runs with versions 1.17 to 2.x, and also starts without the library.
+//! - Types and constants of the headers of 1.17, generated and checked in
+//!   (`ci/bindings/generate`). `newer` has the later additions that are used. The library
+//!   itself allocates the structures that a later version may make larger.
 //! - The calls that the headers define inline, which go through tables in the objects:
 //!   [`fi_writemsg`], [`fi_cq_read`] and so on, by their names in the manual.
 //!
-//! Nothing is made safe: who calls upholds what the manual page says.
+//! No call is made safe: the caller upholds the contract of the manual page.
 
 mod calls;
 #[allow(missing_docs, non_camel_case_types, non_upper_case_globals, dead_code, unsafe_op_in_unsafe_fn)]
@@ -28,7 +28,7 @@ pub const fn version(major: u16, minor: u16) -> u32 {
     (major as u32) << 16 | minor as u32
 }
 
-/// No address in particular (`rdma/fabric.h`): a cast, which bindgen leaves out.
+/// An unspecified address (`rdma/fabric.h`). The header defines it with a cast, which bindgen leaves out.
 pub const FI_ADDR_UNSPEC: fi_addr_t = fi_addr_t::MAX;
 
 /// An endpoint option of 1.18 and later (`rdma/fi_endpoint.h`).

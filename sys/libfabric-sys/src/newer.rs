@@ -1,28 +1,28 @@
-//! What came after 1.17, whose headers the rest is of. A library looks at it if it was asked for that version's
-//! interface (`fi_getinfo`).
+//! Additions of versions after 1.17, from whose headers all other types are generated. A library uses an addition only if
+//! the program asked for the interface of that version (`fi_getinfo`).
 
 use core::ffi::{c_int, c_void};
 
 use crate::{fi_addr_t, fi_cq_err_entry, fi_mr_attr};
 
-/// `fi_cq_err_entry` of 1.20 (`rdma/fi_eq.h`): 1.17's, and a field that 1.20 appended. A library that was asked for
-/// 1.20's interface writes all of it.
+/// `fi_cq_err_entry` of 1.20 (`rdma/fi_eq.h`): that of 1.17, and a field that 1.20 appended. A library writes all of it
+/// if the program asked for the interface of 1.20.
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct fi_cq_err_entry_1_20 {
-    /// 1.17's fields.
+    /// The fields of 1.17.
     pub known: fi_cq_err_entry,
-    /// Who sent it, where nobody of the address vector's did.
+    /// The sender, if it is not in the address vector.
     pub src_addr: fi_addr_t,
 }
 
-/// `fi_mr_attr` of 1.20 (`rdma/fi_domain.h`): 1.17's, and a field that 1.19 appended.
+/// `fi_mr_attr` of 1.20 (`rdma/fi_domain.h`): that of 1.17, and a field that 1.19 appended.
 #[repr(C)]
 #[derive(Copy, Clone)]
 pub struct fi_mr_attr_1_20 {
-    /// 1.17's fields. In the place of `mr_iov` it has the address of a [`fi_mr_dmabuf`] with [`FI_MR_DMABUF`].
+    /// The fields of 1.17. With [`FI_MR_DMABUF`], `mr_iov` is the address of a [`fi_mr_dmabuf`].
     pub known: fi_mr_attr,
-    /// Null, or what the interface has to be told.
+    /// Null, or data for the memory's interface.
     pub hmem_data: *mut c_void,
 }
 
@@ -30,13 +30,13 @@ pub struct fi_mr_attr_1_20 {
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct fi_mr_dmabuf {
-    /// Its descriptor.
+    /// The descriptor of the DMA-BUF.
     pub fd: c_int,
-    /// Bytes of it before the memory.
+    /// The bytes of the DMA-BUF before the memory.
     pub offset: u64,
-    /// Bytes of the memory.
+    /// The bytes of the memory.
     pub len: usize,
-    /// The address of the DMA-BUF's first byte: the memory begins `offset` bytes after.
+    /// The address of the first byte of the DMA-BUF. The memory begins `offset` bytes after it.
     pub base_addr: *mut c_void,
 }
 

@@ -75,9 +75,9 @@ fn memory_next_to_cpus_has_none_either() {
     assert_eq!(read, machine);
 }
 
-/// The known differences between the two sources are left out. On a host with one node, hwloc does not tell a function's
-/// node. If sysfs has no node, hwloc has one. hwloc's PCI domains have 16 bits, and it does not tell ACS. It also finds
-/// network interfaces below other drivers' folders.
+/// The known differences between the two sources are left out. On a host with one node, hwloc does not tell a
+/// function's node. If sysfs has no node, hwloc has one. hwloc's PCI domains have 16 bits, and it does not tell ACS. It
+/// also finds network interfaces below other drivers' folders.
 #[test]
 #[cfg(target_os = "linux")]
 fn this_host_is_the_same_to_both() {

@@ -5,10 +5,8 @@ mod broken;
 mod hwloc;
 #[cfg(unix)]
 mod p5;
-#[cfg(unix)]
-mod sysfs;
 
-use multirail_topology::{Address, Core, Cpus, Description, Machine, Node, RailGroup};
+use multirail_topology::{Address, Core, Cpus, Description, Machine, Node, RailGroup, fixture, sysfs};
 
 /// The machine of the built-in description.
 fn p5() -> Machine {
@@ -57,4 +55,23 @@ fn groups(machine: &Machine) -> Vec<RailGroup> {
     let groups = multirail_topology::rail_groups(machine);
     assert_eq!(groups.len(), 8);
     groups
+}
+
+#[test]
+fn sysfs_keeps_all_of_a_machine() {
+    for machine in [p5(), rich(), nodeless()] {
+        let folder = tempfile::tempdir().unwrap();
+        fixture::write_sysfs(&machine, folder.path()).unwrap();
+        let read = sysfs::read(folder.path()).unwrap();
+        assert_eq!(read, machine);
+        assert_eq!(groups(&read), groups(&machine));
+    }
+}
+
+#[test]
+fn an_empty_folder_is_a_machine_without_anything() {
+    let folder = tempfile::tempdir().unwrap();
+    let read = sysfs::read(folder.path()).unwrap();
+    assert!(read.functions.is_empty() && read.nodes.is_empty() && read.cores.is_empty());
+    assert!(multirail_topology::rail_groups(&read).is_empty());
 }

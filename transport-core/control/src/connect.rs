@@ -8,12 +8,11 @@ use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use crate::bootstrap::Bootstrap;
-use crate::errors::closed;
 use crate::handshake::authenticate::authenticate;
 use crate::handshake::proof::Role;
 use crate::handshake::{UnacceptedPeer, establish, upgrade};
 use crate::host::SessionHost;
-use crate::runtime::{ControlThread, Spawner};
+use crate::runtime::{ControlThread, Spawner, closed};
 use multirail_spi::{Error, ErrorKind, Result};
 
 /// Connects to the fabric that listens at `address`.

@@ -303,5 +303,16 @@ pub(crate) fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
+/// Converts a `Refuse` frame of the peer to an error.
+pub(crate) fn refused(cause: Cause, reason: &str) -> Error {
+    let kind = match cause {
+        Cause::Protocol => ErrorKind::Protocol,
+        Cause::Unreachable => ErrorKind::Unreachable,
+        Cause::Failed => ErrorKind::PeerDied,
+        Cause::Permission => ErrorKind::Permission,
+    };
+    Error::new(kind, "control", format!("the peer ended the connection: {reason}"))
+}
+
 #[cfg(test)]
 mod tests;

@@ -6,7 +6,7 @@ use tokio::time::timeout;
 
 use crate::bootstrap::{Channel, RecvHalf};
 use crate::frame::Frame;
-use crate::send_queue::SendQueue;
+use crate::frame_queue::FrameQueue;
 use multirail_spi::Result;
 
 /// How long a side that closes the connection tries to send its final frame, and then waits for the peer to close.
@@ -14,25 +14,25 @@ pub(crate) const CLOSE_LIMIT: Duration = Duration::from_millis(200);
 
 /// A channel that sends and receives frames. A call that receives also sends queued frames meanwhile.
 pub(crate) struct FramedChannel {
-    send_queue: SendQueue,
+    frame_queue: FrameQueue,
     receiver: Box<dyn RecvHalf>,
 }
 
 impl FramedChannel {
     pub fn new(channel: Channel) -> Self {
         let (sender, receiver) = channel.split();
-        Self { send_queue: SendQueue::new(sender), receiver }
+        Self { frame_queue: FrameQueue::new(sender), receiver }
     }
 
     /// Queues a frame. Returns an error if the frame is larger than the peer accepts.
     pub fn push(&mut self, frame: &Frame) -> Result<()> {
-        self.send_queue.push(frame.encode()?);
+        self.frame_queue.push(frame.encode()?);
         Ok(())
     }
 
     /// Queues a frame that is encoded already.
     pub fn push_bytes(&mut self, frame: Vec<u8>) {
-        self.send_queue.push(frame);
+        self.frame_queue.push(frame);
     }
 
     /// Receives the next frame as bytes. Cancel-safe.
@@ -41,7 +41,7 @@ impl FramedChannel {
         tokio::select! {
             biased;
             frame = self.receiver.recv() => frame,
-            () = self.send_queue.progress() => unreachable!("progress never ends"),
+            () = self.frame_queue.progress() => unreachable!("progress never ends"),
         }
     }
 
@@ -56,19 +56,19 @@ impl FramedChannel {
     }
 
     /// The queue of outgoing frames.
-    pub fn send_queue(&self) -> &SendQueue {
-        &self.send_queue
+    pub fn frame_queue(&self) -> &FrameQueue {
+        &self.frame_queue
     }
 
     /// Sends the queued frames, for at most `limit`.
     pub async fn flush(&mut self, limit: Duration) {
-        let _ = timeout(limit, self.send_queue.flush()).await;
+        let _ = timeout(limit, self.frame_queue.flush()).await;
     }
 
     /// Closes the connection in such a way that the peer can read the final frame.
     pub async fn close(mut self) {
         self.flush(CLOSE_LIMIT).await;
-        drop(self.send_queue);
+        drop(self.frame_queue);
         // Closing a socket with unread bytes resets the connection, and the reset may overtake the
         // final frame. Therefore this side reads until the peer closes its side too.
         let _ = timeout(CLOSE_LIMIT, async { while self.receiver.recv().await.is_ok() {} }).await;

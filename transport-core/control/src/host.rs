@@ -11,7 +11,7 @@ use multirail_spi::{Allowance, Error, Result};
 use crate::bootstrap::Bootstrap;
 use crate::frame::{Identity, LinkReport, TransportOffer};
 use crate::handshake::ControlSettings;
-use crate::handshake::limiter::HandshakeLimiter;
+use crate::handshake::limits::HandshakeLimiter;
 use crate::handshake::token::Token;
 use crate::runtime::Spawner;
 use crate::session::SessionHandle;

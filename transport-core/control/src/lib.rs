@@ -12,13 +12,13 @@
 //! - `bootstrap`: the traits through which two fabrics exchange bounded frames. `tcp` is the built-in implementation
 //!   and uses [`framing`]; `tls` (feature `tls`) adds TLS to it.
 //! - [`frame`]: the frames and their fields; the receiver trusts none of them. `framed_channel` sends and receives
-//!   frames in both directions at once; `send_queue` is its sending half.
+//!   frames in both directions at once; `frame_queue` is its sending half.
 //! - [`handshake`]: the steps from a new channel to an admitted peer. `authenticate` is the first part, with
 //!   [`handshake::hello`], [`handshake::token`] and [`handshake::proof`]; `unauthenticated` holds the clients that have
-//!   not passed it. [`handshake::limiter`] limits the number of handshakes of a fabric, `time_limit` the time of each.
+//!   not passed it. [`handshake::limits`] limits the number of handshakes of a fabric, and the time of each.
 //! - [`session`]: the task that serves an admitted peer, with its `liveness`, `lookups`, `relocations` and `close`.
-//! - [`runtime`]: the thread or runtime that runs all tasks. `listener` and `connect` are the two entry points.
-//!   `task_tracker` counts the tasks of a branch, so that a caller can wait for their end.
+//! - [`runtime`]: the thread or runtime that runs all tasks, and the [`TaskTracker`], which counts the tasks of a
+//!   branch so that a caller can wait for their end. `listener` and `connect` are the two entry points.
 //!
 //! # Threads and cleanup
 //!
@@ -29,17 +29,15 @@
 
 mod bootstrap;
 mod connect;
-mod errors;
 pub mod frame;
+mod frame_queue;
 mod framed_channel;
 pub mod framing;
 pub mod handshake;
 pub mod host;
 mod listener;
 pub mod runtime;
-mod send_queue;
 pub mod session;
-mod task_tracker;
 mod tcp;
 #[cfg(feature = "tls")]
 mod tls;
@@ -48,13 +46,12 @@ pub use bootstrap::{Acceptor, Bootstrap, Channel, Incoming, MAX_FRAME, RecvHalf,
 pub use connect::connect;
 pub use frame::{Identity, LinkReport, MAX_NAME, TransportOffer};
 pub use handshake::ControlSettings;
-pub use handshake::limiter::HandshakeLimiter;
+pub use handshake::limits::HandshakeLimiter;
 pub use handshake::token::Token;
 pub use host::{PeerReservation, SessionHost, SessionPeer};
 pub use listener::{Listener, listen};
-pub use runtime::{ControlThread, Spawner};
+pub use runtime::{ControlThread, Spawner, TaskTracker};
 pub use session::SessionHandle;
-pub use task_tracker::TaskTracker;
 pub use tcp::TcpBootstrap;
 #[cfg(feature = "tls")]
 pub use tls::TlsBootstrap;

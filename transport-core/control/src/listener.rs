@@ -11,14 +11,13 @@ use tokio::time::sleep;
 
 use crate::bootstrap::{Acceptor, Incoming};
 use crate::connect::{bootstrap_limit, on_thread, with_limit};
-use crate::errors::closed;
 use crate::handshake::authenticate::{AuthenticatedPeer, authenticate};
-use crate::handshake::limiter::{HANDSHAKES, Permit};
+use crate::handshake::limits::{HANDSHAKES, Permit};
 use crate::handshake::proof::Role;
 use crate::handshake::unauthenticated::UnauthenticatedClients;
 use crate::handshake::{UnacceptedPeer, establish, upgrade};
 use crate::host::{SessionHost, SessionPeer};
-use crate::runtime::{ControlThread, Spawner};
+use crate::runtime::{ControlThread, Spawner, closed};
 use multirail_spi::{Error, ErrorKind, Result};
 
 /// The most peers that wait for [`Listener::accept`]. Further peers wait at the end of their handshake.

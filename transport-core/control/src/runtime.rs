@@ -5,20 +5,21 @@ use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use multirail_spi::{Error, ErrorKind, Result};
 use tokio::runtime::{self, Builder, Handle, Runtime, RuntimeFlavor};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::{JoinError, JoinSet, spawn_blocking};
 use tokio::time::{sleep, timeout};
 
-use crate::errors::{SERVICE_ENDED, closed};
 use crate::framed_channel::CLOSE_LIMIT;
-use crate::task_tracker::{TaskGuard, TaskTracker};
-use multirail_spi::{Error, Result};
 
+/// The message for a fabric whose control thread or runtime ended before the fabric was closed.
+pub(crate) const SERVICE_ENDED: &str = "nothing serves this fabric's connections any more: its control thread \
+     panicked, or the runtime that it was given was shut down or has no I/O or timers (build it with enable_all)";
 /// How long shutdown waits for helper threads that still block, for example while they bring up links. After this
 /// time, shutdown leaves such a thread behind; a hanging name server can cause that.
 const BLOCKING_LIMIT: Duration = Duration::from_secs(3);
@@ -35,7 +36,7 @@ thread_local! {
 pub struct ControlThread {
     runs_on: RunsOn,
     spawner: Spawner,
-    closing: watch::Sender<State>,
+    closing: watch::Sender<ShutdownStage>,
     running: Mutex<Option<Running>>,
 }
 
@@ -57,7 +58,7 @@ impl RunsOn {
     }
 }
 
-/// What shutdown waits for.
+/// The thread or the tasks that shutdown waits for.
 enum Running {
     Thread(JoinHandle<()>),
     Tasks(Arc<TaskTracker>),
@@ -65,7 +66,7 @@ enum Running {
 
 /// The stages of a shutdown.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum State {
+enum ShutdownStage {
     Open,
     /// Tasks send their last frames and end.
     Closing,
@@ -79,7 +80,7 @@ enum State {
 #[derive(Clone)]
 pub struct Spawner {
     tasks: mpsc::UnboundedSender<Task>,
-    closing: watch::Receiver<State>,
+    closing: watch::Receiver<ShutdownStage>,
     branch: Option<Arc<TaskTracker>>,
     /// The fabric and the caller's runtime have one thread only, so blocking work runs on that thread, without a
     /// helper.
@@ -91,7 +92,7 @@ impl ControlThread {
     /// `runtime` has one thread, blocking work gets no helper threads either.
     pub fn start(runtime: Option<&Handle>, caller_driven: bool) -> Result<Self> {
         let (tasks, queue) = mpsc::unbounded_channel();
-        let (closing, closed) = watch::channel(State::Open);
+        let (closing, closed) = watch::channel(ShutdownStage::Open);
         let has_one_thread = |runtime: &Handle| runtime.runtime_flavor() == RuntimeFlavor::CurrentThread;
         let is_single = caller_driven && runtime.is_some_and(has_one_thread);
         let spawner = Spawner { tasks, closing: closed.clone(), branch: None, is_single };
@@ -113,7 +114,7 @@ impl ControlThread {
     /// Creates a branch: tasks of this thread that can be shut down without the others. The
     /// caller must shut down all branches before the thread itself.
     pub fn branch(&self) -> Self {
-        let (closing, closed) = watch::channel(State::Open);
+        let (closing, closed) = watch::channel(ShutdownStage::Open);
         let tasks = Arc::new(TaskTracker::default());
         let branch = Some(Arc::clone(&tasks));
         let spawner = Spawner { closing: closed, branch, ..self.spawner.clone() };
@@ -136,7 +137,7 @@ impl ControlThread {
 
     /// Makes all sessions send `Goodbye`, and cancels connects and accepts.
     pub fn begin_shutdown(&self) {
-        self.closing.send_replace(State::Closing);
+        self.closing.send_replace(ShutdownStage::Closing);
     }
 
     /// Ends all sessions with a `Goodbye`, then all tasks and the thread. Blocks
@@ -155,7 +156,7 @@ impl ControlThread {
             Some(Running::Thread(thread)) => join(thread),
             Some(Running::Tasks(tasks)) => {
                 tasks.await_none(3 * CLOSE_LIMIT);
-                self.closing.send_replace(State::Aborted);
+                self.closing.send_replace(ShutdownStage::Aborted);
             }
             None => {}
         }
@@ -181,7 +182,7 @@ impl Spawner {
             let aborted = async {
                 // A branch that is dropped on the control thread itself cannot wait, and never sets
                 // `Aborted`. Its tasks get the same time as in any other shutdown.
-                if closing.wait_for(|state| *state == State::Aborted).await.is_err() {
+                if closing.wait_for(|state| *state == ShutdownStage::Aborted).await.is_err() {
                     sleep(3 * CLOSE_LIMIT).await;
                 }
             };
@@ -207,21 +208,21 @@ impl Spawner {
     /// The error for work that the thread no longer runs.
     pub fn ended(&self) -> Error {
         closed(match *self.closing.borrow() {
-            State::Open => SERVICE_ENDED,
+            ShutdownStage::Open => SERVICE_ENDED,
             _ => "this fabric was closed",
         })
     }
 
     /// Resolves when the thread or branch begins to shut down.
     pub async fn closing(&self) {
-        let _ = self.closing.clone().wait_for(|state| *state >= State::Closing).await;
+        let _ = self.closing.clone().wait_for(|state| *state >= ShutdownStage::Closing).await;
     }
 }
 
 /// Starts a control thread that runs the tasks of `queue`.
 fn own_thread(
     queue: mpsc::UnboundedReceiver<Task>,
-    closing: watch::Receiver<State>,
+    closing: watch::Receiver<ShutdownStage>,
 ) -> Result<(RunsOn, Running)> {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     let id = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -247,11 +248,11 @@ fn run_until_shutdown(runtime: Runtime, tasks: impl Future<Output = ()>) {
 }
 
 /// Runs the tasks that arrive on `queue`, until shutdown.
-async fn serve(mut queue: mpsc::UnboundedReceiver<Task>, mut closing: watch::Receiver<State>) {
+async fn serve(mut queue: mpsc::UnboundedReceiver<Task>, mut closing: watch::Receiver<ShutdownStage>) {
     let mut running = JoinSet::new();
     loop {
         tokio::select! {
-            _ = closing.wait_for(|state| *state >= State::Closing) => break,
+            _ = closing.wait_for(|state| *state >= ShutdownStage::Closing) => break,
             Some(task) = queue.recv() => { running.spawn(task); }
             Some(ended) = running.join_next() => log_panic(ended),
         }
@@ -287,6 +288,63 @@ fn log_panic(ended: Result<(), JoinError>) {
     {
         tracing::error!(%error, "a control task panicked");
     }
+}
+
+/// Counts the tasks that have not ended.
+#[derive(Default)]
+pub struct TaskTracker {
+    count: Mutex<usize>,
+    /// Wakes blocking waiters when a task ends.
+    task_ended: Condvar,
+    /// Wakes async waiters when a task ends.
+    task_ended_async: Notify,
+}
+
+impl TaskTracker {
+    /// Blocks until no task is left, for at most `limit`.
+    pub fn await_none(&self, limit: Duration) {
+        let _ = self.task_ended.wait_timeout_while(self.lock(), limit, |count| *count > 0);
+    }
+
+    /// Resolves when no task is left.
+    pub async fn none(&self) {
+        loop {
+            // `notified()` sees `notify_waiters` from its creation on, even before its first poll.
+            let task_ended = self.task_ended_async.notified();
+            if *self.lock() == 0 {
+                return;
+            }
+            task_ended.await;
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, usize> {
+        self.count.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Counts as one task until it is dropped. A task that starts another task still holds its own
+/// guard, so the count does not drop to zero in between.
+pub(crate) struct TaskGuard(Arc<TaskTracker>);
+
+impl TaskGuard {
+    pub fn new(tasks: &Arc<TaskTracker>) -> Self {
+        *tasks.lock() += 1;
+        Self(Arc::clone(tasks))
+    }
+}
+
+impl Drop for TaskGuard {
+    fn drop(&mut self) {
+        *self.0.lock() -= 1;
+        self.0.task_ended.notify_all();
+        self.0.task_ended_async.notify_waiters();
+    }
+}
+
+/// An error of kind `Closed`: the connection ended in order.
+pub(crate) fn closed(why: &str) -> Error {
+    Error::new(ErrorKind::Closed, "control", why)
 }
 
 #[cfg(test)]

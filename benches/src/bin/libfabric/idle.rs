@@ -1,21 +1,21 @@
-//! Doing nothing: what it costs, and what comes after it.
+//! The cost of an idle fabric, and of the first write after a pause.
 
 use std::process::ExitCode;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use benches::ends::Ends;
-use benches::{Done, Driven, LIMIT};
+use benches::processes::ConnectedWriter;
+use benches::{BenchResult, Driven, LIMIT};
 use transport_core::spi::Capabilities;
 
-use crate::provider::Provider;
+use crate::LibfabricProvider;
 
 /// Pauses before a write.
 const PAUSES: [Duration; 4] =
     [Duration::ZERO, Duration::from_millis(1), Duration::from_millis(20), Duration::from_millis(300)];
 /// Writes after each pause.
 const WRITES: usize = 20;
-/// How long nothing is done.
+/// How long the fabric is idle.
 const SPAN: Duration = Duration::from_secs(3);
 
 /// Fabrics with workers, as programs have them.
@@ -24,23 +24,23 @@ pub struct Idle {
     /// Providers.
     #[arg(long, value_delimiter = ',', default_value = "tcp,shm")]
     providers: Vec<String>,
-    /// All memory is staged, as a GPU's is where a card refuses it.
+    /// Stage all memory, as GPU memory is staged if a card refuses it.
     #[arg(long)]
     staged: bool,
 }
 
 impl Idle {
     /// Prints a line per provider.
-    pub fn run(self) -> Done<ExitCode> {
+    pub fn run(self) -> BenchResult<ExitCode> {
         println!("idle: share of a core of a process with one connected peer; then the median latency of");
         println!("one 4 KiB write after a pause, both sides idle");
         let pauses = PAUSES.map(|pause| format!("{:>12}", format!("{pause:?}"))).join("");
         println!("provider     waits by        idle{pauses}");
         for provider in self.providers {
-            let place = Provider { staged: self.staged, ..Provider::of(&provider) };
-            let ends = Ends::meet(&place, Driven::ByWorkers, Driven::ByWorkers, 1 << 20)?;
-            ends.peer.warm_up()?.wait(LIMIT)?;
-            let waits = waits(&ends.turns.transports()[0].capabilities);
+            let devices = LibfabricProvider { staged: self.staged, ..LibfabricProvider::of(&provider) };
+            let writer = ConnectedWriter::connect(&devices, Driven::ByWorkers, Driven::ByWorkers, 1 << 20)?;
+            writer.peer.warm_up()?.wait(LIMIT)?;
+            let waits = waits(&writer.fabric.transports()[0].capabilities);
             let before = busy();
             sleep(SPAN);
             let share = (busy() - before).as_secs_f64() / SPAN.as_secs_f64() * 100.0;
@@ -50,7 +50,7 @@ impl Idle {
                 for _ in 0..WRITES {
                     sleep(pause);
                     let begun = Instant::now();
-                    ends.peer.write(&ends.src, 0..4096, &ends.dst, 0)?.wait(LIMIT)?;
+                    writer.peer.write(&writer.src, 0..4096, &writer.dst, 0)?.wait(LIMIT)?;
                     latencies.push(begun.elapsed());
                 }
                 latencies.sort();

@@ -1,24 +1,23 @@
-//! Instructions per write, by callgrind and by whose they are.
+//! Instructions per write of our code, of libfabric and of others, counted by callgrind.
 
 use std::collections::HashMap;
 use std::fs;
 use std::process::{Command, ExitCode};
 
-use benches::Done;
+use benches::BenchResult;
 use benches::compare::find;
 
-use crate::Load;
-use crate::provider::Provider;
+use crate::{LibfabricProvider, WriteLoop};
 
-/// Ours per write, at most.
+/// The maximum of our instructions per write.
 const LIMIT: f64 = 150.0;
 /// Pages of a batch.
 const BATCH: usize = 512;
-/// Milliseconds for the target between two turns. Longer pauses are counted with what the engine
-/// does by time: its look for stalls.
+/// Milliseconds for the target between two turns. During a longer pause the engine would look for stalls, and callgrind
+/// would count that.
 const PAUSE: u64 = 2;
-/// The measured loop; what is outside is not counted.
-const LOOP: &str = "benches::load::Window::run*";
+/// The measured loop. Callgrind counts nothing outside of it.
+const LOOP: &str = "benches::load::WriteWindow::run*";
 
 /// Counts the instructions of a write.
 #[derive(clap::Args)]
@@ -32,14 +31,14 @@ pub struct Instructions {
 }
 
 impl Instructions {
-    /// Prints what is whose; fails where ours are more than the limit.
-    pub fn run(self) -> Done<ExitCode> {
+    /// Prints the instructions of each part. Fails if ours exceed the limit.
+    pub fn run(self) -> BenchResult<ExitCode> {
         let mut code = ExitCode::SUCCESS;
         println!("instructions per write of {} bytes, 1024 under way, in batches of {BATCH}", self.size);
         for provider in &self.providers {
             let (few, many) = (self.callgrind(provider, 4096)?, self.callgrind(provider, 3 * 4096)?);
             let writes = many.writes - few.writes;
-            let each = |of: fn(&Counts) -> f64| (of(&many) - of(&few)) / writes;
+            let each = |of: fn(&InstructionCounts) -> f64| (of(&many) - of(&few)) / writes;
             let ours = each(|counts| counts.ours);
             println!(
                 "{provider:<12} ours {ours:>5.0} (limit {LIMIT})   libfabric {:>6.0}   simulated cards {:>6.0}   \
@@ -55,13 +54,13 @@ impl Instructions {
         Ok(code)
     }
 
-    /// A run of about `count` writes.
-    fn callgrind(&self, provider: &str, count: u64) -> Done<Counts> {
-        let load = Load {
+    /// Counts the instructions of a run of about `count` writes.
+    fn callgrind(&self, provider: &str, count: u64) -> BenchResult<InstructionCounts> {
+        let load = WriteLoop {
             count: Some(count),
             batch: BATCH,
             pause: PAUSE,
-            ..Load::of(Provider::of(provider), self.size)
+            ..WriteLoop::of(LibfabricProvider::of(provider), self.size)
         };
         let out = std::env::temp_dir().join(format!("multirail-{}.callgrind", std::process::id()));
         let program = std::env::current_exe()?;
@@ -78,7 +77,10 @@ impl Instructions {
         fs::remove_file(&out)?;
         let line = String::from_utf8_lossy(&run.stdout);
         let writes = find(&line, "writes").ok_or_else(|| format!("no writes in {line}"))?;
-        let counts = Counts { writes, ..Counts::of(&by_file(&text), &program.display().to_string()) };
+        let counts = InstructionCounts {
+            writes,
+            ..InstructionCounts::of(&by_file(&text), &program.display().to_string())
+        };
         match counts.ours > 0.0 {
             true => Ok(counts),
             false => Err(format!("callgrind saw nothing of {LOOP}").into()),
@@ -86,18 +88,18 @@ impl Instructions {
     }
 }
 
-/// Instructions by whose they are, and what was done with them.
+/// Instructions by the code that ran them, and the number of writes.
 #[derive(Default)]
-struct Counts {
+struct InstructionCounts {
     ours: f64,
     libfabric: f64,
-    /// Of `ci/efa-sim`, where it is preloaded.
+    /// Instructions of `ci/efa-sim`, if it is preloaded.
     simulator: f64,
     others: f64,
     writes: f64,
 }
 
-impl Counts {
+impl InstructionCounts {
     fn of(by_file: &HashMap<String, u64>, program: &str) -> Self {
         let of = |name: &str| {
             let of_it = by_file.iter().filter(|(file, _)| file.contains(name));
@@ -109,7 +111,8 @@ impl Counts {
     }
 }
 
-/// Own costs by object file, of callgrind's output (its manual, "Callgrind Format Specification").
+/// The costs of each object file without its callees, from callgrind's output (its manual, "Callgrind Format
+/// Specification").
 fn by_file(text: &str) -> HashMap<String, u64> {
     let (mut names, mut counts) = (HashMap::new(), HashMap::new());
     let (mut file, mut is_call) = (String::new(), false);
@@ -121,7 +124,7 @@ fn by_file(text: &str) -> HashMap<String, u64> {
         } else if line.starts_with("calls=") {
             is_call = true;
         } else if line.starts_with(|first: char| first.is_ascii_digit() || "+-*".contains(first)) {
-            // The line after a call is the callee's cost.
+            // The line after a call has the callee's cost.
             if !std::mem::take(&mut is_call) {
                 let cost = line.split(' ').nth(1).and_then(|cost| cost.parse::<u64>().ok());
                 *counts.entry(file.clone()).or_default() += cost.unwrap_or(0);
@@ -131,7 +134,7 @@ fn by_file(text: &str) -> HashMap<String, u64> {
     counts
 }
 
-/// A name: `(3) /lib/a.so` the first time, `(3)` later.
+/// Resolves a name. Callgrind writes `(3) /lib/a.so` the first time, and `(3)` later.
 fn named(object: &str, names: &mut HashMap<String, String>) -> String {
     match object.split_once(' ') {
         Some((number, name)) => {

@@ -1,19 +1,17 @@
-//! Ours against libfabric's own writes.
+//! Our writes compared with libfabric's own.
 
+use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 
-use benches::Done;
-use benches::compare::{Compared, read};
+use benches::compare::{Compared, compile, read};
+use benches::{BenchResult, inside};
 
-use crate::Load;
-use crate::network;
-use crate::provider::Provider;
-use crate::theirs::Writes;
+use crate::{LibfabricProvider, WriteLoop};
 
-/// A size, what is compared there, and the least that the ratio must surely be.
+/// A size, the compared figure, and the minimum of the ratio's lower bound.
 const SIZES: [(usize, &str, f64); 2] = [(65_536, "gb_per_s", 0.95), (8, "mops", 0.9)];
 
-/// Ours against theirs.
+/// Our loop compared with libfabric's.
 #[derive(clap::Args)]
 pub struct Overhead {
     /// Providers.
@@ -31,9 +29,9 @@ pub struct Overhead {
 }
 
 impl Overhead {
-    /// Prints a table; fails where a bound is not reached.
-    pub fn run(self) -> Done<ExitCode> {
-        if let Some(code) = network::enter()? {
+    /// Prints a table. Fails if a ratio is below its minimum.
+    pub fn run(self) -> BenchResult<ExitCode> {
+        if let Some(code) = inside::network_namespace()? {
             return Ok(code);
         }
         let writes = Writes::compile()?;
@@ -43,10 +41,14 @@ impl Overhead {
         for provider in &self.providers {
             for (size, figure, asked) in SIZES {
                 let inflight = self.inflight;
-                let load = Load { inflight, millis: self.millis, ..Load::of(Provider::of(provider), size) };
+                let load = WriteLoop {
+                    inflight,
+                    millis: self.millis,
+                    ..WriteLoop::of(LibfabricProvider::of(provider), size)
+                };
                 let compared = Compared::of(
                     self.pairs,
-                    || read(our(&load)?, figure),
+                    || read(load.command()?, figure),
                     || read(writes.command(&load), figure),
                 )?;
                 let surely = compared.at_least();
@@ -65,9 +67,22 @@ impl Overhead {
     }
 }
 
-/// This program as our side of `load`.
-fn our(load: &Load) -> Done<Command> {
-    let mut command = Command::new(std::env::current_exe()?);
-    command.arg("ours").args(load.arguments());
-    Ok(command)
+/// The loop in C, `benches/libfabric/writes.c`.
+pub struct Writes(PathBuf);
+
+impl Writes {
+    /// Compiles the loop beside this program.
+    pub fn compile() -> BenchResult<Self> {
+        compile("libfabric/writes", "fabric", "libfabric-dev").map(Self)
+    }
+
+    /// The command that runs `load`. A write completes when it is delivered, as ours do.
+    pub fn command(&self, load: &WriteLoop) -> Command {
+        let mut command = Command::new(&self.0);
+        command.arg("--delivery").args(load.arguments());
+        if let Some(node) = load.devices.node() {
+            command.args(["--node", node]);
+        }
+        command
+    }
 }

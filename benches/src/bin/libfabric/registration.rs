@@ -1,4 +1,4 @@
-//! Writes while memory is registered.
+//! The latency of writes while memory is registered.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -6,22 +6,22 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::scope;
 use std::time::{Duration, Instant};
 
-use benches::ends::Ends;
-use benches::{Done, Driven, LIMIT};
+use benches::processes::ConnectedWriter;
+use benches::{BenchResult, Driven, LIMIT};
 use transport_core::{Access, HostBuffer};
 
-use crate::provider::Provider;
+use crate::LibfabricProvider;
 
-/// Bytes that are registered, over and over.
+/// The bytes that are registered again and again.
 const LEN: usize = 1 << 30;
 /// How long each part measures.
 const SPAN: Duration = Duration::from_secs(3);
 /// Parts of each kind, in turn.
 const ROUNDS: usize = 5;
 
-/// Latencies with and without.
+/// Compares the latencies with and without registration.
 #[derive(clap::Args)]
-pub struct Registration {
+pub struct RegistrationLatency {
     /// Providers.
     #[arg(long, value_delimiter = ',', default_value = "tcp,shm")]
     providers: Vec<String>,
@@ -30,9 +30,9 @@ pub struct Registration {
     size: usize,
 }
 
-impl Registration {
+impl RegistrationLatency {
     /// Prints the 99th percentiles.
-    pub fn run(self) -> Done<ExitCode> {
+    pub fn run(self) -> BenchResult<ExitCode> {
         println!(
             "99th percentile of one {} byte write at a time, median of {ROUNDS} rounds of {SPAN:?}",
             self.size
@@ -40,17 +40,22 @@ impl Registration {
         let mut code = ExitCode::SUCCESS;
         let memory = Arc::new(HostBuffer::new(LEN)?);
         for provider in &self.providers {
-            let ends = Ends::meet(&Provider::of(provider), Driven::ByWorkers, Driven::ByWorkers, 64 << 20)?;
-            ends.peer.warm_up()?.wait(LIMIT)?;
-            let fabric = ends.turns.clone();
+            let writer = ConnectedWriter::connect(
+                &LibfabricProvider::of(provider),
+                Driven::ByWorkers,
+                Driven::ByWorkers,
+                64 << 20,
+            )?;
+            writer.peer.warm_up()?.wait(LIMIT)?;
+            let fabric = writer.fabric.clone();
             let (is_over, is_wanted, times) =
                 (AtomicBool::new(false), AtomicBool::new(false), AtomicU32::new(0));
             let (mut without, mut with) = (Vec::new(), Vec::new());
-            scope(|scope| -> Done<()> {
+            scope(|scope| -> BenchResult<()> {
                 let registrar = scope.spawn(|| -> Result<(), transport_core::Error> {
                     while !is_over.load(Ordering::Acquire) {
                         if is_wanted.load(Ordering::Acquire) {
-                            // SAFETY: nobody knows the region, so that no peer touches the bytes.
+                            // SAFETY: no peer has the descriptor of the region, so that none touches the bytes.
                             drop(unsafe { fabric.register(memory.clone(), Access::all()) }?);
                             times.fetch_add(1, Ordering::Relaxed);
                         }
@@ -58,11 +63,11 @@ impl Registration {
                     }
                     Ok(())
                 });
-                let measured = (0..ROUNDS).try_for_each(|_| -> Done<()> {
+                let measured = (0..ROUNDS).try_for_each(|_| -> BenchResult<()> {
                     is_wanted.store(false, Ordering::Release);
-                    without.push(self.percentile(&ends)?);
+                    without.push(self.percentile(&writer)?);
                     is_wanted.store(true, Ordering::Release);
-                    with.push(self.percentile(&ends)?);
+                    with.push(self.percentile(&writer)?);
                     Ok(())
                 });
                 is_over.store(true, Ordering::Release);
@@ -84,12 +89,12 @@ impl Registration {
         Ok(code)
     }
 
-    fn percentile(&self, ends: &Ends) -> Done<Duration> {
+    fn percentile(&self, writer: &ConnectedWriter) -> BenchResult<Duration> {
         let mut latencies = Vec::new();
         let end = Instant::now() + SPAN;
         while Instant::now() < end {
             let begun = Instant::now();
-            ends.peer.write(&ends.src, 0..self.size, &ends.dst, 0)?.wait(LIMIT)?;
+            writer.peer.write(&writer.src, 0..self.size, &writer.dst, 0)?.wait(LIMIT)?;
             latencies.push(begun.elapsed());
         }
         latencies.sort();

@@ -1,29 +1,26 @@
-//! What the backend `verbs` costs beside perftest and beside libibverbs itself.
+//! The cost of the backend `verbs` compared with perftest and with libibverbs itself.
 //!
-//! `cargo run --profile dist -p benches --bin verbs` compares them in `ci/rdma-vm`'s machine, on
-//! soft-RoCE; with `--here`, on this one, over the devices that `--devices` names.
+//! `cargo run --profile dist -p benches --bin verbs` compares them on soft-RoCE, in the machine of `ci/rdma-vm`. With
+//! `--here` it compares them on this machine, over the devices of `--devices`.
 
-mod bandwidth;
-mod latency;
-mod machine;
+mod comparisons;
 mod perftest;
-mod ports;
 
 use std::process::ExitCode;
 
-use benches::Done;
-use benches::ends::Target;
+use backend_verbs::{Verbs, VerbsConfig};
+use benches::processes::{BenchDevices, ProcessRole, Target, transport};
+use benches::{BenchResult, exit_code, inside};
 use clap::{Parser, Subcommand};
-
-use ports::Ports;
+use transport_core::TransportConfig;
 
 /// A loop of our writes.
-type Load = benches::load::Load<Ports>;
+type WriteLoop = benches::load::WriteLoop<Ports>;
 
 #[derive(Parser)]
-struct Arguments {
+struct VerbsArguments {
     #[command(subcommand)]
-    what: Option<What>,
+    what: Option<VerbsCommand>,
     #[command(flatten)]
     compare: Compare,
 }
@@ -31,13 +28,13 @@ struct Arguments {
 /// The whole comparison.
 #[derive(clap::Args)]
 struct Compare {
-    /// On this machine's devices, not in a virtual machine.
+    /// Use this machine's devices, not a virtual machine.
     #[arg(long)]
     here: bool,
     /// Pairs of runs of each.
     #[arg(long, default_value_t = 41)]
     pairs: usize,
-    /// One of both figures alone.
+    /// Measure one figure only.
     #[arg(long)]
     only: Option<Figure>,
     #[command(flatten)]
@@ -51,44 +48,72 @@ enum Figure {
 }
 
 #[derive(Subcommand)]
-enum What {
+enum VerbsCommand {
     /// The measured side of a pair of processes; prints one line.
     #[command(hide = true)]
-    Ours(Load),
-    /// The same for a ping-pong.
+    Ours(WriteLoop),
+    /// The measured side of a ping-pong.
     #[command(hide = true)]
-    Pings(latency::Pings),
+    Pings(comparisons::Pings),
     /// The other side.
     #[command(hide = true)]
     Target(Target<Ports>),
 }
 
 impl Compare {
-    fn run(&self) -> Done<ExitCode> {
-        let pingpong = latency::compile(self.here)?;
-        if let Some(code) = machine::enter(self.here)? {
+    fn run(&self) -> BenchResult<ExitCode> {
+        let pingpong = comparisons::compile(self.here)?;
+        if let Some(code) = inside::virtual_machine(self.here)? {
             return Ok(code);
         }
         let is_asked = |figure| self.only.is_none_or(|only| only == figure);
-        let is_fast = !is_asked(Figure::Bandwidth) || bandwidth::compare(&self.ports, self.pairs)?;
-        let is_quick = !is_asked(Figure::Latency) || latency::compare(&self.ports, self.pairs, &pingpong)?;
+        let is_fast = !is_asked(Figure::Bandwidth) || comparisons::bandwidth(&self.ports, self.pairs)?;
+        let is_quick =
+            !is_asked(Figure::Latency) || comparisons::latency(&self.ports, self.pairs, &pingpong)?;
         Ok(if is_fast && is_quick { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
 }
 
 fn main() -> ExitCode {
-    let arguments = Arguments::parse();
+    let arguments = VerbsArguments::parse();
     let done = match arguments.what {
         None => arguments.compare.run(),
-        Some(What::Ours(load)) => load.run(),
-        Some(What::Pings(pings)) => pings.run(),
-        Some(What::Target(target)) => target.run(),
+        Some(VerbsCommand::Ours(load)) => load.run(),
+        Some(VerbsCommand::Pings(pings)) => pings.run(),
+        Some(VerbsCommand::Target(target)) => target.run(),
     };
-    match done {
-        Ok(code) => code,
-        Err(why) => {
-            eprintln!("verbs: {why}");
-            ExitCode::FAILURE
-        }
+    exit_code("verbs", done)
+}
+
+/// A port for each process, by the names of libibverbs.
+#[derive(clap::Args, Clone)]
+pub struct Ports {
+    /// The device of the writer and the device of the target.
+    #[arg(long, value_delimiter = ',', default_values_t = ["rxe0".to_owned(), "rxe1".to_owned()])]
+    pub devices: Vec<String>,
+    /// The index of the GID of both ports.
+    #[arg(long, default_value_t = 1)]
+    pub gid: u8,
+}
+
+impl Ports {
+    /// The port of one process.
+    pub fn of(&self, side: ProcessRole) -> BenchResult<&str> {
+        let device = self.devices.get(side as usize).map(String::as_str);
+        Ok(device.ok_or("--devices must have two names: the writer's device and the target's")?)
+    }
+}
+
+impl BenchDevices for Ports {
+    const PINS: bool = false;
+
+    fn transport(&self, side: ProcessRole) -> BenchResult<TransportConfig> {
+        let config = VerbsConfig::default().queue_pairs(1).gid_index(self.gid);
+        transport(Verbs::with(config), Some(self.of(side)?))
+    }
+
+    fn arguments(&self) -> Vec<String> {
+        let gid = self.gid.to_string();
+        ["--devices", &self.devices.join(","), "--gid", &gid].map(str::to_owned).into()
     }
 }

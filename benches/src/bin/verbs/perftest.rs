@@ -1,4 +1,4 @@
-//! Debian's perftest: two processes, of which the second one measures.
+//! The programs of Debian's package perftest. Each runs as two processes, of which the second measures.
 
 use std::fs;
 use std::io::Read;
@@ -6,30 +6,30 @@ use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use benches::Done;
-use benches::side::Side;
+use benches::BenchResult;
+use benches::processes::ProcessRole;
 
-use crate::ports::Ports;
+use crate::Ports;
 
-/// Its own default, where both sides meet.
+/// The TCP port through which both processes connect: perftest's default.
 const PORT: u16 = 18_515;
-/// How long the first process may take until it listens.
+/// The limit of the time until the first process listens.
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// A server that goes with us.
-struct Server(Child);
+/// The first process. Dropping it kills it.
+struct PerftestServer(Child);
 
-impl Drop for Server {
+impl Drop for PerftestServer {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// Runs `program` with `more` arguments between both ports; the figures of its row for `size`, which
-/// begins with the size and the count.
-pub fn row(program: &str, ports: &Ports, size: usize, more: &[&str]) -> Done<Vec<f64>> {
-    let command = |side| -> Done<Command> {
+/// Runs `program` with `more` arguments between both ports. Returns the figures of its row for `size`, which begins
+/// with the size and the count.
+pub fn row(program: &str, ports: &Ports, size: usize, more: &[&str]) -> BenchResult<Vec<f64>> {
+    let command = |side| -> BenchResult<Command> {
         let mut command = Command::new(program);
         let (gid, size) = (ports.gid.to_string(), size.to_string());
         command
@@ -38,8 +38,8 @@ pub fn row(program: &str, ports: &Ports, size: usize, more: &[&str]) -> Done<Vec
         Ok(command)
     };
     let advice = |why| format!("{program} does not start ({why}): install Debian's package perftest");
-    let spawned = command(Side::Target)?.stdout(Stdio::null()).stderr(Stdio::piped()).spawn();
-    let mut server = Server(spawned.map_err(advice)?);
+    let spawned = command(ProcessRole::Target)?.stdout(Stdio::null()).stderr(Stdio::piped()).spawn();
+    let mut server = PerftestServer(spawned.map_err(advice)?);
     let end = Instant::now() + LIMIT;
     while !is_listening()? {
         if server.0.try_wait()?.is_some() || Instant::now() > end {
@@ -48,10 +48,10 @@ pub fn row(program: &str, ports: &Ports, size: usize, more: &[&str]) -> Done<Vec
             server.0.stderr.take().ok_or("no output")?.read_to_string(&mut words)?;
             return Err(format!("{program} does not listen: {words}").into());
         }
-        // Nobody tells when another process listens.
+        // No event tells when another process listens.
         sleep(Duration::from_millis(5));
     }
-    let output = command(Side::Writer)?.arg("127.0.0.1").output().map_err(advice)?;
+    let output = command(ProcessRole::Writer)?.arg("127.0.0.1").output().map_err(advice)?;
     let text = String::from_utf8_lossy(&output.stdout);
     let numbers =
         |line: &str| line.split_whitespace().map(|word| word.parse().ok()).collect::<Option<Vec<f64>>>();
@@ -62,10 +62,10 @@ pub fn row(program: &str, ports: &Ports, size: usize, more: &[&str]) -> Done<Vec
     Ok(row)
 }
 
-/// Whether somebody listens at [`PORT`] (proc(5): the local address in hexadecimal, state 0A).
-fn is_listening() -> Done<bool> {
+/// Whether a process listens at [`PORT`] (proc(5): the local address in hexadecimal, state 0A).
+fn is_listening() -> BenchResult<bool> {
     let wanted = format!(":{PORT:04X}");
-    let has_it = |path: &str| -> Done<bool> {
+    let has_it = |path: &str| -> BenchResult<bool> {
         Ok(fs::read_to_string(path)?.lines().any(|line| {
             let mut words = line.split_whitespace();
             words.nth(1).is_some_and(|local| local.ends_with(&wanted)) && words.nth(1) == Some("0A")

@@ -1,6 +1,7 @@
 //! The measurement of a rung: paged writes between two fabrics of this process.
 
 use std::collections::VecDeque;
+use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -8,7 +9,7 @@ use multirail::spi::{Backend, DeviceInfo};
 use multirail::{Access, Fabric, FabricBuilder, Op, Pages, Peer, Region, RemoteRegion, TransportConfig};
 
 use super::rung::Rung;
-use crate::failure::{CommandResult, Failure};
+use crate::failure::{CommandFailure, CommandResult};
 use crate::simulate::shuffled_pages;
 
 /// The number of pages of an operation.
@@ -31,7 +32,7 @@ pub struct LadderRun {
 }
 
 /// The devices of both fabrics.
-pub struct Devices {
+pub struct LadderDevices {
     pub backend: Arc<dyn Backend>,
     pub devices: Vec<DeviceInfo>,
 }
@@ -39,7 +40,7 @@ pub struct Devices {
 impl LadderRun {
     /// Opens `devices` on both sides, or only the first of them if the rung has one rail.
     pub fn open(
-        devices: &Devices,
+        devices: &LadderDevices,
         rung: &Rung,
         page: usize,
         open: impl Fn(FabricBuilder) -> FabricBuilder,
@@ -102,5 +103,66 @@ impl LadderRun {
 }
 
 fn finish(mut op: Op) -> CommandResult {
-    op.wait(LIMIT).map(drop).map_err(Failure::from)
+    op.wait(LIMIT).map(drop).map_err(CommandFailure::from)
+}
+
+/// The operations of the two counted runs. Their difference does not include the start of the program.
+const FEW: u64 = 4;
+const MANY: u64 = 24;
+
+/// Counts the instructions per work request of rung `number` on null devices, with valgrind in another run of this
+/// program. The caller drives the engine in that run, because valgrind would count polling threads too.
+pub fn instructions(number: usize, options: &[String]) -> CommandResult<f64> {
+    let (few, many) = (run(number, FEW, options)?, run(number, MANY, options)?);
+    let requests = many.0.saturating_sub(few.0).max(1);
+    Ok(many.1.saturating_sub(few.1) as f64 / requests as f64)
+}
+
+/// The work requests and instructions of a run.
+fn run(number: usize, operations: u64, options: &[String]) -> CommandResult<(u64, u64)> {
+    let program =
+        std::env::current_exe().map_err(|e| CommandFailure::new(format!("cannot find this program: {e}")))?;
+    let run = Command::new("valgrind")
+        .args(["--tool=callgrind", "--callgrind-out-file=/dev/null"])
+        .arg(program)
+        .args(["bench", "ladder", "--counted", &format!("{number}:{operations}")])
+        .args(options)
+        .output()
+        .map_err(|e| {
+            CommandFailure::new(format!("cannot run valgrind ({e}); install it, or remove --instructions"))
+        })?;
+    let stderr = String::from_utf8_lossy(&run.stderr);
+    let collected = stderr.lines().find_map(|line| line.split("Collected :").nth(1));
+    let instructions = collected.and_then(|number| number.trim().parse().ok());
+    let requests = String::from_utf8_lossy(&run.stdout).trim().parse().ok();
+    match (requests, instructions) {
+        (Some(requests), Some(instructions)) if run.status.success() => Ok((requests, instructions)),
+        _ => Err(CommandFailure::new(format!(
+            "valgrind printed no count: {}",
+            stderr.lines().last().unwrap_or("")
+        ))),
+    }
+}
+
+/// Runs the counted operations and prints the number of work requests.
+pub fn counted(
+    devices: &LadderDevices,
+    rung: &Rung,
+    batch: usize,
+    page: usize,
+    operations: u64,
+) -> CommandResult {
+    let workers = rung.workers(batch, &[]);
+    let ladder_run =
+        LadderRun::open(devices, rung, page, |builder| builder.workers(workers.clone()).caller_driven())?;
+    let requests = ladder_run.run(operations)?;
+    crate::output::line(&requests.to_string())
+}
+
+/// Parses `NUMBER:OPERATIONS` of a counted run.
+pub fn parse(text: &str) -> Result<(usize, u64), String> {
+    let parsed = text
+        .split_once(':')
+        .and_then(|(rung, operations)| Some((rung.parse().ok()?, operations.parse().ok()?)));
+    parsed.ok_or_else(|| "give the number of a rung and of operations, such as 0:24".to_owned())
 }

@@ -1,6 +1,5 @@
 //! `multirail bench ladder`: the gain of each of Perplexity's steps on this machine.
 
-mod instructions;
 mod ladder_run;
 mod row;
 mod rung;
@@ -12,12 +11,12 @@ use backend_loopback::{Loopback, LoopbackConfig, Null};
 use multirail::BackendChoice;
 use multirail::spi::Backend;
 
-use super::report::Report;
+use super::report::RowReport;
 use crate::Common;
-use crate::failure::{CommandResult, Failure};
+use crate::failure::{CommandFailure, CommandResult};
 use crate::units::{self, Size};
-use ladder_run::{Devices, LadderRun};
-use row::Row;
+use ladder_run::{LadderDevices, LadderRun};
+use row::LadderRow;
 use rung::{RUNGS, Rung};
 
 /// The arguments of `multirail bench ladder`.
@@ -52,7 +51,7 @@ pub struct LadderArguments {
     instructions: bool,
 
     /// Run one rung with this many operations, driven by the caller, and print its work requests
-    #[arg(long, hide = true, value_parser = instructions::parse)]
+    #[arg(long, hide = true, value_parser = ladder_run::parse)]
     counted: Option<(usize, u64)>,
 }
 
@@ -60,16 +59,18 @@ pub struct LadderArguments {
 pub fn run(common: &Common, arguments: &LadderArguments) -> CommandResult {
     let page = usize::try_from(arguments.size.0).unwrap_or(usize::MAX);
     if page == 0 || page > 1 << 20 || arguments.batch == 0 {
-        return Err(Failure::new("--size must be between 1 byte and 1 MiB, and --batch at least 1"));
+        return Err(CommandFailure::new("--size must be between 1 byte and 1 MiB, and --batch at least 1"));
     }
     let devices = arguments.open(common)?;
     if let Some((number, operations)) = arguments.counted {
-        let rung = RUNGS.get(number).ok_or_else(|| Failure::new("the rung does not exist"))?;
-        return instructions::counted(&devices, rung, arguments.batch, page, operations);
+        let rung = RUNGS.get(number).ok_or_else(|| CommandFailure::new("the rung does not exist"))?;
+        return ladder_run::counted(&devices, rung, arguments.batch, page, operations);
     }
     let cores: Vec<usize> = (0..cores()).collect();
     let null = arguments.null;
-    let report = Report::new(common.json, RUNGS.len(), "rungs", move |rows: &[Row]| Row::print(rows, null));
+    let report = RowReport::new(common.json, RUNGS.len(), "rungs", move |rows: &[LadderRow]| {
+        LadderRow::print(rows, null)
+    });
     report.take_signals(Vec::new())?;
     report.end(measure_rungs(arguments, &devices, page, &cores, &report))
 }
@@ -77,10 +78,10 @@ pub fn run(common: &Common, arguments: &LadderArguments) -> CommandResult {
 /// Measures every rung until a signal arrives.
 fn measure_rungs(
     arguments: &LadderArguments,
-    devices: &Devices,
+    devices: &LadderDevices,
     page: usize,
     cores: &[usize],
-    report: &Report<Row>,
+    report: &RowReport<LadderRow>,
 ) -> CommandResult {
     for (number, rung) in RUNGS.iter().enumerate() {
         let workers = rung.workers(arguments.batch, cores);
@@ -91,11 +92,11 @@ fn measure_rungs(
             break;
         }
         let instructions = match arguments.instructions {
-            true => Some(instructions::instructions(number, &arguments.counted_options())?),
+            true => Some(ladder_run::instructions(number, &arguments.counted_options())?),
             false => None,
         };
         let busy_cores = arguments.busy_cores(rung, devices);
-        report.add(Row::new(number + 1, rung, page, measured, busy_cores, instructions), false)?;
+        report.add(LadderRow::new(number + 1, rung, page, measured, busy_cores, instructions), false)?;
     }
     Ok(())
 }
@@ -113,29 +114,31 @@ impl LadderArguments {
         self.groups.unwrap_or_else(|| cores().min(8) as u32)
     }
 
-    fn open(&self, common: &Common) -> CommandResult<Devices> {
+    fn open(&self, common: &Common) -> CommandResult<LadderDevices> {
         let (count, groups) = (self.count(), self.groups());
         if count == 0 || count > 64 || groups == 0 || groups > count {
-            return Err(Failure::new(
+            return Err(CommandFailure::new(
                 "--devices must be between 1 and 64, and --groups between 1 and --devices",
             ));
         }
         if self.null && (common.backend.is_some() || common.provider.is_given()) {
-            return Err(Failure::new("--null uses no backend; remove the backend options, or --null"));
+            return Err(CommandFailure::new("--null uses no backend; remove the backend options, or --null"));
         }
         let backend: Arc<dyn Backend> = match (self.null, common.choice()?) {
             (true, _) => Arc::new(Null::new(count).groups(groups)),
             (false, BackendChoice::Named(name)) if name != "loopback" => {
                 if self.devices.is_some() || self.groups.is_some() {
-                    return Err(Failure::new("--devices and --groups are for null and loopback"));
+                    return Err(CommandFailure::new("--devices and --groups are for null and loopback"));
                 }
                 Arc::clone(common.registry()?.find(&name)?)
             }
             (false, _) => Arc::new(Loopback::with(LoopbackConfig::default().devices(count).groups(groups))),
         };
         match backend.probe() {
-            Ok(devices) => Ok(Devices { backend, devices }),
-            Err(why) => Err(Failure::new(format!("{}: {}; {}", backend.name(), why.reason, why.remedy))),
+            Ok(devices) => Ok(LadderDevices { backend, devices }),
+            Err(why) => {
+                Err(CommandFailure::new(format!("{}: {}; {}", backend.name(), why.reason, why.remedy)))
+            }
         }
     }
 
@@ -150,7 +153,7 @@ impl LadderArguments {
     }
 
     /// The number of cores that a rung's workers keep busy.
-    fn busy_cores(&self, rung: &Rung, devices: &Devices) -> usize {
+    fn busy_cores(&self, rung: &Rung, devices: &LadderDevices) -> usize {
         let mut groups: Vec<_> = devices.devices.iter().map(|device| device.group).collect();
         groups.dedup();
         if rung.thread_per_group && rung.all_rails { groups.len().min(cores()) } else { 1 }

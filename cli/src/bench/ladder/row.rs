@@ -6,12 +6,12 @@ use serde::Serialize;
 
 use super::rung::Rung;
 use crate::failure::CommandResult;
-use crate::table::Table;
+use crate::output::TextTable;
 use crate::units::round;
 
 /// The result of one rung. The fields are the keys of the JSON.
 #[derive(Debug, Serialize)]
-pub struct Row {
+pub struct LadderRow {
     rung: usize,
     technique: &'static str,
     work_requests: u64,
@@ -26,7 +26,7 @@ pub struct Row {
     instructions_per_wr: Option<f64>,
 }
 
-impl Row {
+impl LadderRow {
     /// The row of a rung with this many requests in this time.
     pub fn new(
         number: usize,
@@ -51,7 +51,8 @@ impl Row {
 
     /// Prints a table: with costs on null devices, or with throughput.
     pub fn print(rows: &[Self], null: bool) -> CommandResult {
-        let table = Table::named_by(0).number("rung").text("technique").number("cores").number("ns per WR");
+        let table =
+            TextTable::named_by(0).number("rung").text("technique").number("cores").number("ns per WR");
         let mut table = match null {
             true => table.number("instructions per WR").number("Gbps per core"),
             false => table.number("GB/s").number("times the first"),

@@ -15,7 +15,7 @@ fn v2(files: &[(&str, &str)]) -> Fake {
     files.iter().fold(base, |fake, (path, content)| fake.with(&format!("{MOUNT}/{path}"), content.as_bytes()))
 }
 
-fn level(check: fn(Check, &Host) -> Checked, fake: &Fake) -> Level {
+fn level(check: fn(Check, &ExaminedHost) -> CheckResult, fake: &Fake) -> Level {
     check(Check("it"), fake).expect("readable")[0].level
 }
 
@@ -74,9 +74,11 @@ fn nothing_mounted_is_skipped_and_nonsense_is_named() {
         let said = check(Check("it"), &Fake::new(&[(MEMBERSHIP, "nonsense\n")])).unwrap_err().to_string();
         assert!(said.contains(MEMBERSHIP), "{said}");
     }
-    for (check, file) in
-        [(time as fn(Check, &Host) -> Checked, "cpu.max"), (memory, "memory.max"), (threads, "pids.max")]
-    {
+    for (check, file) in [
+        (time as fn(Check, &ExaminedHost) -> CheckResult, "cpu.max"),
+        (memory, "memory.max"),
+        (threads, "pids.max"),
+    ] {
         for nonsense in ["lots", "", "10 0", "-3"] {
             let fake = v2(&[(&format!("a/b/{file}"), nonsense)]);
             let said = check(Check("it"), &fake).unwrap_err().to_string();

@@ -1,9 +1,8 @@
 //! Draws a layout as SVG.
 
-use super::frame::Frame;
-use super::layout::{BODY, HEADLINE, LegendEntry, NodeBox, Picture, Symbol};
-use super::panel::{Bar, Cores, DETAIL, NAME, Panel, Tile, TileKind};
+use super::panel::{Bar, Cores, DETAIL, NAME, Panel, PixelRect, Tile, TileKind};
 use super::svg::{Style, Svg};
+use super::{BODY, HEADLINE, LegendEntry, NodeBox, Picture, Symbol};
 
 /// The SVG document of a picture.
 pub fn draw(picture: &Picture) -> String {
@@ -26,7 +25,7 @@ fn bold(size: f64, fill: &'static str) -> Style {
 }
 
 fn draw_node(svg: &mut Svg, node: &NodeBox) {
-    let Frame { x, y, .. } = node.frame;
+    let PixelRect { x, y, .. } = node.frame;
     svg.rectangle(&node.frame, 10.0, &[("fill", BACKGROUND), ("stroke", BORDER)]);
     svg.text(x + 16.0, y + 23.0, bold(15.0, TEXT), &node.title);
     let right = Style { anchor: "end", ..plain(BODY, SECONDARY_TEXT) };
@@ -39,9 +38,9 @@ fn draw_node(svg: &mut Svg, node: &NodeBox) {
 
 fn draw_panel(svg: &mut Svg, panel: &Panel) {
     let (colour, on_colour) = panel.number.map_or((BORDER, TEXT), group_colours);
-    let Frame { x, y, .. } = panel.frame;
+    let PixelRect { x, y, .. } = panel.frame;
     svg.rectangle(&panel.frame, 8.0, &[("fill", WHITE), ("stroke", colour), ("stroke-width", "1.5")]);
-    let badge = Frame::new(x + 14.0, y + 11.0, 76.0, 21.0);
+    let badge = PixelRect::new(x + 14.0, y + 11.0, 76.0, 21.0);
     svg.rectangle(&badge, 10.5, &[("fill", colour)]);
     let centered = Style { anchor: "middle", ..bold(12.0, on_colour) };
     svg.text(badge.center(), badge.middle(), centered, &panel.title);
@@ -77,7 +76,7 @@ fn draw_bar(svg: &mut Svg, bar: &Bar, colour: &'static str, on_colour: &'static 
     svg.upwards(bar.frame.center(), bar.frame.middle(), style, bar.label);
 }
 
-fn bar_shape(svg: &mut Svg, frame: &Frame, is_local: bool, colour: &'static str) {
+fn bar_shape(svg: &mut Svg, frame: &PixelRect, is_local: bool, colour: &'static str) {
     match is_local {
         true => svg.rectangle(frame, 4.0, &[("fill", colour)]),
         false => svg.rectangle(
@@ -99,7 +98,7 @@ fn draw_tile(svg: &mut Svg, tile: &Tile, colour: &'static str) {
     svg.text(center, middle + 8.0, Style { anchor: "middle", ..plain(DETAIL, SECONDARY_TEXT) }, &tile.detail);
 }
 
-fn tile_shape(svg: &mut Svg, frame: &Frame, kind: TileKind, colour: &'static str) {
+fn tile_shape(svg: &mut Svg, frame: &PixelRect, kind: TileKind, colour: &'static str) {
     match kind {
         TileKind::Gpu => {
             svg.rectangle(frame, 4.0, &[("fill", GPU), ("stroke", SECONDARY_TEXT), ("stroke-width", "1.5")])
@@ -115,13 +114,14 @@ fn tile_shape(svg: &mut Svg, frame: &Frame, kind: TileKind, colour: &'static str
 
 /// Draws one cell per core. If cells would be too thin to see, draws one bar with the worker's position.
 fn draw_cores(svg: &mut Svg, cores: &Cores, colour: &'static str) {
-    let Frame { x, y, width, height } = cores.strip;
+    let PixelRect { x, y, width, height } = cores.strip;
     svg.text(x, y - 13.0, plain(DETAIL, TEXT), &cores.label);
     if cores.count == 0 {
         return;
     }
     let step = width / cores.count as f64;
-    let cell = |turn: usize, gap: f64| Frame::new(x + turn as f64 * step, y, (step - gap).max(3.0), height);
+    let cell =
+        |turn: usize, gap: f64| PixelRect::new(x + turn as f64 * step, y, (step - gap).max(3.0), height);
     let empty = [("fill", GPU)];
     if step < 5.0 {
         svg.rectangle(&cores.strip, 2.0, &empty);
@@ -138,7 +138,7 @@ fn draw_entry(svg: &mut Svg, entry: &LegendEntry) {
     match entry.kind {
         Symbol::Tile(kind) => tile_shape(svg, symbol, kind, group_colours(0).0),
         Symbol::Bar { is_local } => {
-            let bar = Frame::new(symbol.center() - 4.0, symbol.y, 8.0, symbol.height);
+            let bar = PixelRect::new(symbol.center() - 4.0, symbol.y, 8.0, symbol.height);
             let dashes = if is_local { "none" } else { "4 3" };
             let line = [("stroke", SECONDARY_TEXT), ("stroke-width", "2"), ("stroke-dasharray", dashes)];
             svg.line((symbol.x, symbol.middle()), (symbol.right(), symbol.middle()), &line);
@@ -147,7 +147,7 @@ fn draw_entry(svg: &mut Svg, entry: &LegendEntry) {
         Symbol::Worker => {
             for turn in 0..3 {
                 let fill = if turn == 1 { SECONDARY_TEXT } else { GPU };
-                let cell = Frame::new(symbol.x + f64::from(turn) * 8.0, symbol.middle() - 6.0, 6.0, 12.0);
+                let cell = PixelRect::new(symbol.x + f64::from(turn) * 8.0, symbol.middle() - 6.0, 6.0, 12.0);
                 svg.rectangle(&cell, 2.0, &[("fill", fill)]);
             }
         }

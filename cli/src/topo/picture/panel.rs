@@ -3,14 +3,13 @@
 use topology::{Address, Cpus, Distance, Machine, RailGroup};
 
 use super::super::label;
-use super::frame::Frame;
 use super::svg;
 
 /// The box of a rail group.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Panel {
     /// The position.
-    pub frame: Frame,
+    pub frame: PixelRect,
     /// The group's number, or `None` for GPUs without a card.
     pub number: Option<usize>,
     /// `group 3`.
@@ -31,7 +30,7 @@ pub struct Panel {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Tile {
     /// The position.
-    pub frame: Frame,
+    pub frame: PixelRect,
     /// The kind of the tile.
     pub kind: TileKind,
     /// The upper line.
@@ -55,7 +54,7 @@ pub enum TileKind {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Bar {
     /// The position.
-    pub frame: Frame,
+    pub frame: PixelRect,
     /// The label.
     pub label: &'static str,
     /// True if transfers stay below one host bridge.
@@ -66,7 +65,7 @@ pub struct Bar {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Cores {
     /// The strip of cells.
-    pub strip: Frame,
+    pub strip: PixelRect,
     /// The number of cores.
     pub count: usize,
     /// The position of the worker's core, if it is known.
@@ -76,7 +75,7 @@ pub struct Cores {
 }
 
 /// The content of a panel before its layout.
-pub struct Content<'a> {
+pub struct PanelContent<'a> {
     /// The group and its number, or `None` for GPUs without a card.
     pub group: Option<(usize, &'a RailGroup)>,
     /// The GPUs.
@@ -97,7 +96,7 @@ const BODY: f64 = 132.0;
 pub const NAME: f64 = 12.0;
 pub const DETAIL: f64 = 11.0;
 
-impl Content<'_> {
+impl PanelContent<'_> {
     fn cards(&self) -> &[Address] {
         self.group.map_or(&[], |(_, group)| &group.cards)
     }
@@ -124,9 +123,9 @@ pub fn width(card: f64) -> f64 {
 
 impl Panel {
     /// Lays out the content in `frame`.
-    pub fn new(machine: &Machine, content: &Content<'_>, frame: Frame, card: f64) -> Self {
+    pub fn new(machine: &Machine, content: &PanelContent<'_>, frame: PixelRect, card: f64) -> Self {
         let footer = if content.group.is_some() { FOOTER } else { EDGE };
-        let body = Frame::new(
+        let body = PixelRect::new(
             frame.x + EDGE,
             frame.y + HEADER,
             frame.width - 2.0 * EDGE,
@@ -144,11 +143,11 @@ impl Panel {
         stack(&mut served, body.x, SERVED, &body);
         stack(&mut cards, body.right() - card, card, &body);
         let bar = content.group.map(|(_, group)| Bar {
-            frame: Frame::new(body.x + SERVED + LINK, body.y, BAR, body.height),
+            frame: PixelRect::new(body.x + SERVED + LINK, body.y, BAR, body.height),
             label: group.distance.map_or("CPU", label::distance),
             is_local: group.distance.is_some_and(|distance| distance <= Distance::Root),
         });
-        let strip = Frame::new(body.x, frame.bottom() - EDGE - 12.0, body.width, 12.0);
+        let strip = PixelRect::new(body.x, frame.bottom() - EDGE - 12.0, body.width, 12.0);
         Self {
             frame,
             number: content.group.map(|(number, _)| number),
@@ -165,7 +164,7 @@ impl Panel {
     }
 
     /// The frames of the panel and its parts.
-    pub fn frames(&mut self) -> impl Iterator<Item = &mut Frame> {
+    pub fn frames(&mut self) -> impl Iterator<Item = &mut PixelRect> {
         let tiles = self.served.iter_mut().chain(&mut self.cards).map(|tile| &mut tile.frame);
         let bar = self.bar.as_mut().map(|bar| &mut bar.frame);
         let strip = self.cores.as_mut().map(|cores| &mut cores.strip);
@@ -175,11 +174,11 @@ impl Panel {
 
 impl Tile {
     fn new(kind: TileKind, name: String, detail: String) -> Self {
-        Self { frame: Frame::default(), kind, name, detail }
+        Self { frame: PixelRect::default(), kind, name, detail }
     }
 }
 
-fn gpu_tile(machine: &Machine, content: &Content<'_>, at: Address) -> Tile {
+fn gpu_tile(machine: &Machine, content: &PanelContent<'_>, at: Address) -> Tile {
     let gpu = machine.function(at);
     let here = content.group.and_then(|(_, group)| group.node);
     let name = match (gpu.and_then(|gpu| machine.node_of(gpu)), gpu.and_then(label::maker)) {
@@ -199,18 +198,18 @@ fn card_tile(machine: &Machine, at: Address) -> Tile {
 }
 
 /// Places tiles below each other, vertically centered in `body`.
-fn stack(tiles: &mut [Tile], x: f64, width: f64, body: &Frame) {
+fn stack(tiles: &mut [Tile], x: f64, width: f64, body: &PixelRect) {
     let height = tiles.len() as f64 * STEP - (STEP - TILE);
     let top = body.middle() - height / 2.0;
     for (turn, tile) in tiles.iter_mut().enumerate() {
-        tile.frame = Frame::new(x, top + turn as f64 * STEP, width, TILE);
+        tile.frame = PixelRect::new(x, top + turn as f64 * STEP, width, TILE);
         tile.name = svg::fitted(&tile.name, NAME, true, width - 14.0);
         tile.detail = svg::fitted(&tile.detail, DETAIL, false, width - 14.0);
     }
 }
 
 impl Cores {
-    fn new(group: &RailGroup, strip: Frame) -> Self {
+    fn new(group: &RailGroup, strip: PixelRect) -> Self {
         let list: Cpus = group.cores.iter().copied().collect();
         let label = match group.core {
             Some(core) => format!("cores {}, worker on {core}", label::cpus(&list, 26)),
@@ -222,5 +221,63 @@ impl Cores {
             worker: group.cores.iter().position(|core| Some(*core) == group.core),
             label,
         }
+    }
+}
+
+/// A rectangle, in pixels at 100 % zoom.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct PixelRect {
+    /// The left edge.
+    pub x: f64,
+    /// The upper edge.
+    pub y: f64,
+    /// The width.
+    pub width: f64,
+    /// The height.
+    pub height: f64,
+}
+
+impl PixelRect {
+    /// A rectangle with this corner and size.
+    pub fn new(x: f64, y: f64, width: f64, height: f64) -> Self {
+        Self { x, y, width, height }
+    }
+
+    /// The right edge.
+    pub fn right(&self) -> f64 {
+        self.x + self.width
+    }
+
+    /// The lower edge.
+    pub fn bottom(&self) -> f64 {
+        self.y + self.height
+    }
+
+    /// The vertical center.
+    pub fn middle(&self) -> f64 {
+        self.y + self.height / 2.0
+    }
+
+    /// The horizontal center.
+    pub fn center(&self) -> f64 {
+        self.x + self.width / 2.0
+    }
+}
+
+/// The number of columns of a grid with `count` cells and about `aspect` times as many columns as rows.
+pub fn columns(count: usize, aspect: f64) -> usize {
+    let rows = (count as f64 / aspect).sqrt().round().max(1.0) as usize;
+    count.div_ceil(rows).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn grids_are_wide_and_full() {
+        let of = |aspect| [0, 1, 2, 4, 8, 16].map(|count| columns(count, aspect));
+        assert_eq!(of(1.0), [1, 1, 2, 2, 3, 4]);
+        assert_eq!(of(2.0), [1, 1, 2, 4, 4, 6]);
     }
 }

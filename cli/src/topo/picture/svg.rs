@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::frame::Frame;
+use super::panel::PixelRect;
 
 /// A list of SVG elements.
 #[derive(Default)]
@@ -28,8 +28,8 @@ type Attributes<'a> = &'a [(&'a str, &'a str)];
 
 impl Svg {
     /// Adds a rectangle with round corners.
-    pub fn rectangle(&mut self, frame: &Frame, radius: f64, attributes: Attributes<'_>) {
-        let Frame { x, y, width, height } = frame;
+    pub fn rectangle(&mut self, frame: &PixelRect, radius: f64, attributes: Attributes<'_>) {
+        let PixelRect { x, y, width, height } = frame;
         let _ = write!(
             self.body,
             r#"<rect x="{x:.1}" y="{y:.1}" width="{width:.1}" height="{height:.1}" rx="{radius:.1}""#

@@ -2,8 +2,8 @@ use roxmltree::Document;
 use topology::rail_groups;
 
 use super::super::samples;
-use super::frame::Frame;
-use super::layout::Picture;
+use super::Picture;
+use super::panel::PixelRect;
 use super::*;
 
 fn machines() -> [(&'static str, Machine); 5] {
@@ -16,18 +16,18 @@ fn machines() -> [(&'static str, Machine); 5] {
     ]
 }
 
-fn overlap(a: &Frame, b: &Frame) -> bool {
+fn overlap(a: &PixelRect, b: &PixelRect) -> bool {
     a.x < b.right() && b.x < a.right() && a.y < b.bottom() && b.y < a.bottom()
 }
 
-fn holds(outer: &Frame, inner: &Frame) -> bool {
+fn holds(outer: &PixelRect, inner: &PixelRect) -> bool {
     outer.x <= inner.x
         && outer.y <= inner.y
         && inner.right() <= outer.right() + 0.01
         && inner.bottom() <= outer.bottom() + 0.01
 }
 
-fn assert_disjoint(kind: &str, outer: &Frame, frames: &[Frame]) {
+fn assert_disjoint(kind: &str, outer: &PixelRect, frames: &[PixelRect]) {
     for (number, frame) in frames.iter().enumerate() {
         assert!(holds(outer, frame), "{kind}: {frame:?} is not within {outer:?}");
         for other in &frames[..number] {

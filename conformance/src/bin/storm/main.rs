@@ -1,5 +1,5 @@
-//! Fault injection: rounds that send KILL, TERM, STOP or STOP-CONT at a random moment to one side of `multirail bench`, or
-//! of `multirail send` and `multirail serve`.
+//! Fault injection: rounds that send KILL, TERM, STOP or STOP-CONT at a random moment to one side of `multirail bench`,
+//! or of `multirail send` and `multirail serve`.
 //!
 //! ```console
 //! $ ci/storm --rounds 200          # or: --seconds 60
@@ -7,8 +7,8 @@
 //! ```
 //!
 //! In every round both sides must end, without a panic and by no signal except the round's own. Each printed row of
-//! bench must be verified. Each file with its final name must have the sender's bytes, and `send --resume` must store the
-//! rest. After the last round no process, no temporary file and no file in `/dev/shm` may be left.
+//! bench must be verified. Each file with its final name must have the sender's bytes, and `send --resume` must store
+//! the rest. After the last round no process, no temporary file and no file in `/dev/shm` may be left.
 
 mod files;
 mod round;
@@ -22,10 +22,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use limit::Limit;
-use round::{Round, Setting};
+use round::{Round, StormTransport};
 
 /// The options of the command line.
-struct Arguments {
+struct StormOptions {
     seed: u64,
     rounds: u64,
     seconds: Option<u64>,
@@ -37,12 +37,12 @@ struct Arguments {
 const USAGE: &str = "usage: storm [--rounds N | --seconds S] [--seed N] [--round N] [--jobs N] \
                      [--over loopback,tcp,shm,auto-tcp,cards]";
 
-fn arguments() -> Result<Arguments, String> {
+fn arguments() -> Result<StormOptions, String> {
     let now = std::time::UNIX_EPOCH.elapsed().map_or(1, |since| since.as_secs());
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let over = Setting::ALL.map(String::from).to_vec();
+    let over = StormTransport::ALL.map(String::from).to_vec();
     let mut arguments =
-        Arguments { seed: now, rounds: 200, seconds: None, only: None, jobs: 2 * cores, over };
+        StormOptions { seed: now, rounds: 200, seconds: None, only: None, jobs: 2 * cores, over };
     let mut words = std::env::args().skip(1);
     while let Some(word) = words.next() {
         let value = words.next().ok_or(USAGE)?;
@@ -72,13 +72,13 @@ fn main() -> ExitCode {
 }
 
 /// Runs the rounds. Returns true if none failed and nothing is left.
-fn storm(arguments: &Arguments) -> Result<bool, String> {
+fn storm(arguments: &StormOptions) -> Result<bool, String> {
     let multirail = std::env::var_os("MULTIRAIL").unwrap_or_else(|| "target/release/multirail".into());
     let multirail =
         std::fs::canonicalize(&multirail).map_err(|why| format!("{}: {why}", multirail.display()))?;
     let mut settings = Vec::new();
     for name in &arguments.over {
-        match Setting::of(name)? {
+        match StormTransport::of(name)? {
             Ok(setting) => settings.push(setting),
             Err(why) => println!("skipped: {name}: {why}"),
         }

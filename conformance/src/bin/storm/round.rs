@@ -8,18 +8,18 @@ use limit::Limit;
 use rustix::process::{Pid, Signal};
 
 use crate::files;
-use crate::side::{LIMIT, Side, children, processes_of, signal};
+use crate::side::{LIMIT, StormProcess, children, processes_of, signal};
 
 /// The transport of a round.
 #[derive(Debug, Clone)]
-pub struct Setting {
+pub struct StormTransport {
     name: &'static str,
     arguments: &'static [&'static str],
     /// The program that starts `multirail`, if there is one.
     runner: Option<PathBuf>,
 }
 
-impl Setting {
+impl StormTransport {
     /// The names of all settings.
     pub const ALL: [&'static str; 5] = ["loopback", "tcp", "shm", "auto-tcp", "cards"];
 
@@ -99,7 +99,7 @@ enum Fault {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Target {
+enum FaultTarget {
     /// The side that connects: `bench client`, `bench`, `send`.
     Client,
     /// The side that listens: `bench server`, `serve`.
@@ -109,16 +109,16 @@ enum Target {
 /// A round, chosen by its seed and number.
 #[derive(Debug)]
 pub struct Round {
-    setting: Setting,
+    setting: StormTransport,
     workload: Workload,
     fault: Fault,
-    target: Target,
+    target: FaultTarget,
     after: Duration,
 }
 
 impl Round {
     /// The round with this number. It is the same in every run of one seed with the same settings.
-    pub fn new(seed: u64, number: u64, settings: &[Setting]) -> Self {
+    pub fn new(seed: u64, number: u64, settings: &[StormTransport]) -> Self {
         const OPS: [&str; 5] = ["write", "write-pages", "write-imm", "read", "send"];
         let mut random = fastrand::Rng::with_seed(seed.wrapping_mul(1_000_003).wrapping_add(number));
         // All settings come in turn, so that a short run has some rounds of each.
@@ -133,9 +133,9 @@ impl Round {
         ][random.usize(..5)];
         let pause = Duration::from_millis(random.u64(1..5000));
         let fault = [Fault::Kill, Fault::Term, Fault::Stop, Fault::Pause(pause)][random.usize(..4)];
-        let target = if random.bool() { Target::Client } else { Target::Server };
-        // A round spends most of its short time on start and connection, and the rest on the transfer. The moment may be
-        // in any of these.
+        let target = if random.bool() { FaultTarget::Client } else { FaultTarget::Server };
+        // A round spends most of its short time on start and connection, and the rest on the transfer. The moment may
+        // be in any of these.
         let after = Duration::from_micros((10_f64.powf(random.f64() * 3.2 + 3.0)) as u64);
         Self { setting, workload, fault, target, after }
     }
@@ -191,8 +191,8 @@ impl Round {
         multirail: &Path,
         words: &[&str],
         place: &Path,
-    ) -> Result<Side, String> {
-        Side::start(name, self.setting.command(multirail, words), place)
+    ) -> Result<StormProcess, String> {
+        StormProcess::start(name, self.setting.command(multirail, words), place)
     }
 
     fn bench(&self, multirail: &Path, op: &str, place: &Path) -> Result<(), String> {
@@ -204,12 +204,13 @@ impl Round {
         std::thread::sleep(self.after);
         self.inject_fault(&mut client, &mut server)?;
         // If the client never connected, the server waits for another client.
-        let status = client.wait_end(self.allowed_signal(Target::Client))?;
+        let status = client.wait_end(self.allowed_signal(FaultTarget::Client))?;
         if !status.success() {
             self.end_waiting_server(&mut server)?;
         }
-        server
-            .wait_end(self.allowed_signal(Target::Server).or((!status.success()).then_some(Signal::TERM)))?;
+        server.wait_end(
+            self.allowed_signal(FaultTarget::Server).or((!status.success()).then_some(Signal::TERM)),
+        )?;
         verified(&mut client, status.success())
     }
 
@@ -219,14 +220,14 @@ impl Round {
         let mut bench = self.start("bench", multirail, &words, place)?;
         std::thread::sleep(self.after);
         let parent = bench.pid();
-        let child = children(parent).first().copied().filter(|_| self.target == Target::Server);
+        let child = children(parent).first().copied().filter(|_| self.target == FaultTarget::Server);
         let target = child.unwrap_or(parent);
         let by = if child.is_some() { None } else { self.allowed_signal(self.target) };
         match self.fault {
             Fault::Kill => signal(target, Signal::KILL),
             Fault::Term => signal(target, Signal::TERM),
-            // If the child is stopped, bench ends the connection to it. If bench itself is stopped, no other process ends
-            // before it does.
+            // If the child is stopped, bench ends the connection to it. If bench itself is stopped, no other process
+            // ends before it does.
             Fault::Stop if child.is_some() => signal(target, Signal::STOP),
             Fault::Stop => pause(target, Duration::from_secs(5)),
             Fault::Pause(span) => pause(target, span),
@@ -244,7 +245,7 @@ impl Round {
         let mut sender = self.start("send", multirail, &["send", &source_words, "--to", &address], place)?;
         std::thread::sleep(self.after);
         self.inject_fault(&mut sender, &mut server)?;
-        let sent = sender.wait_end(self.allowed_signal(Target::Client))?.success();
+        let sent = sender.wait_end(self.allowed_signal(FaultTarget::Client))?.success();
         let stored = into.join(source.file_name().unwrap_or_default());
         if let Some(what) = files::difference(&stored, source, sent) {
             return Err(format!(
@@ -255,13 +256,14 @@ impl Round {
         }
         if sent {
             signal(server.pid(), Signal::TERM);
-            server.wait_end(self.allowed_signal(Target::Server).or(Some(Signal::TERM)))?;
+            server.wait_end(self.allowed_signal(FaultTarget::Server).or(Some(Signal::TERM)))?;
             return unfinished(&into);
         }
         // The rest of the files goes to the same server if it still runs, or to a new one.
-        let server_ended = self.target == Target::Server && matches!(self.fault, Fault::Kill | Fault::Term);
+        let server_ended =
+            self.target == FaultTarget::Server && matches!(self.fault, Fault::Kill | Fault::Term);
         if server_ended || server.is_over() {
-            server.wait_end(self.allowed_signal(Target::Server))?;
+            server.wait_end(self.allowed_signal(FaultTarget::Server))?;
             server = self.start("serve", multirail, &serve, place)?;
         }
         let address = if server_ended { server.address()? } else { address };
@@ -284,10 +286,10 @@ impl Round {
     }
 
     /// Sends the round's signal to its target. A stopped target continues once the other side has ended.
-    fn inject_fault(&self, client: &mut Side, server: &mut Side) -> Result<(), String> {
+    fn inject_fault(&self, client: &mut StormProcess, server: &mut StormProcess) -> Result<(), String> {
         let (target, other) = match self.target {
-            Target::Client => (client, server),
-            Target::Server => (server, client),
+            FaultTarget::Client => (client, server),
+            FaultTarget::Server => (server, client),
         };
         match self.fault {
             Fault::Kill => signal(target.pid(), Signal::KILL),
@@ -296,7 +298,7 @@ impl Round {
             Fault::Stop => {
                 signal(target.pid(), Signal::STOP);
                 // `serve` runs on without its sender, so the round does not wait for it.
-                if !(self.workload == Workload::Files && self.target == Target::Client) {
+                if !(self.workload == Workload::Files && self.target == FaultTarget::Client) {
                     // A bench server without a client waits for one; `end_waiting_server` ends it later.
                     Limit::of(Duration::from_secs(6)).ask(|| other.is_over().then_some(()));
                 } else {
@@ -309,7 +311,7 @@ impl Round {
     }
 
     /// The signal by which a side may end.
-    fn allowed_signal(&self, side: Target) -> Option<Signal> {
+    fn allowed_signal(&self, side: FaultTarget) -> Option<Signal> {
         match self.fault {
             Fault::Kill if self.target == side => Some(Signal::KILL),
             Fault::Term if self.target == side => Some(Signal::TERM),
@@ -318,7 +320,7 @@ impl Round {
     }
 
     /// Ends a bench server whose client may never have connected, unless the server ends by itself.
-    fn end_waiting_server(&self, server: &mut Side) -> Result<(), String> {
+    fn end_waiting_server(&self, server: &mut StormProcess) -> Result<(), String> {
         if Limit::of(Duration::from_secs(10)).ask(|| server.is_over().then_some(())).is_none() {
             signal(server.pid(), Signal::TERM);
         }
@@ -332,9 +334,9 @@ fn pause(process: Pid, span: Duration) {
     signal(process, Signal::CONT);
 }
 
-/// Checks that every printed row of a bench has verified bytes, except rows of measurements that were cut short. A bench
-/// that succeeded must have printed a row.
-fn verified(bench: &mut Side, succeeded: bool) -> Result<(), String> {
+/// Checks that every printed row of a bench has verified bytes, except rows of measurements that were cut short. A
+/// bench that succeeded must have printed a row.
+fn verified(bench: &mut StormProcess, succeeded: bool) -> Result<(), String> {
     let rows = bench.output();
     let is_bad = |row: &&String| row.contains("\"verified\":false") && !row.contains("\"cut_short\":true");
     let bad = rows.iter().find(is_bad);

@@ -1,13 +1,12 @@
 //! One process of a round.
 
-use std::io::{BufRead, BufReader};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
-use limit::Limit;
+use limit::{Limit, lines};
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 
 /// The time on an idle machine within which a process must end once its peer has: the peer timeout of 5 s, a cancel, a
@@ -18,7 +17,7 @@ pub const LIMIT: Duration = Duration::from_secs(30);
 const MARK: &str = "MULTIRAIL_STORM";
 
 /// A running `multirail` and its output. Dropping it kills the process.
-pub struct Side {
+pub struct StormProcess {
     name: &'static str,
     child: Child,
     lines: Receiver<String>,
@@ -27,14 +26,16 @@ pub struct Side {
     stderr: Vec<String>,
 }
 
-impl Side {
+impl StormProcess {
     /// Starts `command` with its temporary files in `work`.
     pub fn start(name: &'static str, mut command: Command, work: &Path) -> Result<Self, String> {
         command.env(MARK, work).env("TMPDIR", work.join("tmp"));
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
         let mut child = command.spawn().map_err(|why| format!("{name} did not start: {why}"))?;
-        let lines = read(child.stdout.take());
-        let errors = read(child.stderr.take());
+        let missing = || format!("{name} has no pipes");
+        let stdout = child.stdout.take().ok_or_else(missing)?;
+        let stderr = child.stderr.take().ok_or_else(missing)?;
+        let (lines, errors) = (lines(stdout), lines(stderr));
         Ok(Self { name, child, lines, errors, stdout: Vec::new(), stderr: Vec::new() })
     }
 
@@ -102,7 +103,7 @@ impl Side {
     }
 }
 
-impl Drop for Side {
+impl Drop for StormProcess {
     fn drop(&mut self) {
         // Kills the process group: this ends the child of a killed bench too, after the search for leftovers.
         let _ = rustix::process::kill_process_group(self.pid(), Signal::KILL);
@@ -155,13 +156,4 @@ fn stacks(process: Pid) -> String {
         format!("{} in {}", read("comm").trim(), read("wchan"))
     };
     format!("threads: {}", tasks.filter_map(Result::ok).map(thread).collect::<Vec<_>>().join(", "))
-}
-
-fn read(pipe: Option<impl std::io::Read + Send + 'static>) -> Receiver<String> {
-    let (sender, receiver) = channel();
-    std::thread::spawn(move || {
-        let lines = pipe.into_iter().flat_map(|pipe| BufReader::new(pipe).lines()).map_while(Result::ok);
-        let _ = lines.map(|line| sender.send(line)).take_while(Result::is_ok).count();
-    });
-    receiver
 }

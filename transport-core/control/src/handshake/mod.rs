@@ -16,9 +16,8 @@
 
 pub(crate) mod authenticate;
 pub mod hello;
-pub mod limiter;
+pub mod limits;
 pub mod proof;
-pub(crate) mod time_limit;
 pub mod token;
 pub(crate) mod unauthenticated;
 
@@ -27,19 +26,18 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
 
-use crate::errors::{closed, refused};
-use crate::frame::{Frame, Identity, LinkReport, MAX_OFFERS, TransportOffer};
+use crate::frame::{Frame, Identity, LinkReport, MAX_OFFERS, TransportOffer, refused};
 use crate::framed_channel::FramedChannel;
 use crate::handshake::authenticate::AuthenticatedPeer;
+use crate::handshake::limits::TimeLimit;
 use crate::handshake::proof::Role;
-use crate::handshake::time_limit::TimeLimit;
 use crate::host::{PeerReservation, SessionHost, SessionPeer};
-use crate::runtime::Spawner;
+use crate::runtime::{Spawner, closed};
 use crate::session::close::{CloseReason, FailOnDrop};
 use crate::session::liveness::Liveness;
 use crate::session::lookups::Lookups;
 use crate::session::relocations::Relocations;
-use crate::session::{Command, Session, SessionHandle};
+use crate::session::{Session, SessionCommand, SessionHandle};
 use multirail_spi::{Error, ErrorKind, Result};
 
 /// The most rails that extend the time limit of a handshake, so that a peer that offers more rails cannot hold its
@@ -186,7 +184,7 @@ impl Drop for Handshake<'_> {
 
 struct Admitted<P> {
     peer: P,
-    commands: mpsc::UnboundedReceiver<Command>,
+    commands: mpsc::UnboundedReceiver<SessionCommand>,
     incarnation: u64,
     liveness: Liveness,
 }

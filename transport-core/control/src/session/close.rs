@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use crate::errors::{SERVICE_ENDED, closed};
-use crate::frame::Frame;
 use multirail_spi::{Error, ErrorKind};
 
+use crate::frame::Frame;
 use crate::host::SessionPeer;
+use crate::runtime::{SERVICE_ENDED, closed};
 
 /// Why a session ends.
 pub(crate) struct CloseReason {

@@ -12,11 +12,10 @@ use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{sleep_until, timeout};
 
-use crate::errors::{closed, refused};
-use crate::frame::{Frame, MAX_DESCRIPTOR, MAX_NAME};
+use crate::frame::{Frame, MAX_DESCRIPTOR, MAX_NAME, refused};
 use crate::framed_channel::{CLOSE_LIMIT, FramedChannel};
 use crate::host::{SessionHost, SessionPeer};
-use crate::runtime::Spawner;
+use crate::runtime::{Spawner, closed};
 use crate::session::close::CloseReason;
 use crate::session::liveness::Liveness;
 use crate::session::lookups::{AnswerSender, Lookups, MAX_OUTSTANDING, ProbeGuard, Requester};
@@ -30,7 +29,7 @@ const MAX_QUEUED_BYTES: usize = 2 * MAX_OUTSTANDING * MAX_DESCRIPTOR;
 const FINAL_RECEIVE: Duration = Duration::from_millis(10);
 
 /// A command of the fabric to a session.
-pub(crate) enum Command {
+pub(crate) enum SessionCommand {
     Lookup { name: String, answer: AnswerSender },
     Probe(ProbeGuard),
     Revoked { region: u64 },
@@ -42,11 +41,11 @@ pub(crate) enum Command {
 
 /// Sends commands to a session, from any thread. Never blocks.
 #[derive(Clone)]
-pub struct SessionHandle(Option<mpsc::UnboundedSender<Command>>);
+pub struct SessionHandle(Option<mpsc::UnboundedSender<SessionCommand>>);
 
 impl SessionHandle {
     /// Creates a handle and the receiver of its commands.
-    pub(crate) fn new() -> (Self, mpsc::UnboundedReceiver<Command>) {
+    pub(crate) fn new() -> (Self, mpsc::UnboundedReceiver<SessionCommand>) {
         let (commands, received) = mpsc::unbounded_channel();
         (Self(Some(commands)), received)
     }
@@ -72,7 +71,7 @@ impl SessionHandle {
                 &format!("the name has {} bytes; the limit is {MAX_NAME}", name.len()),
             )),
             Some(commands) => {
-                commands.send(Command::Lookup { name: name.to_owned(), answer }).map_err(|_| ended())
+                commands.send(SessionCommand::Lookup { name: name.to_owned(), answer }).map_err(|_| ended())
             }
         };
         async move {
@@ -84,37 +83,37 @@ impl SessionHandle {
     /// Asks the peer whether it is alive. The session drops `guard` when the peer has answered, when the limit of a
     /// lookup has passed, or when the session ends.
     pub fn probe(&self, guard: ProbeGuard) {
-        self.command(Command::Probe(guard));
+        self.command(SessionCommand::Probe(guard));
     }
 
     /// Tells the peer that this side has revoked a region.
     pub fn revoked(&self, region: u64) {
-        self.command(Command::Revoked { region });
+        self.command(SessionCommand::Revoked { region });
     }
 
     /// Grants the peer `allowance` over `transport`.
     pub fn grant(&self, transport: &str, allowance: Allowance) {
-        self.command(Command::Grant { transport: transport.to_owned(), allowance });
+        self.command(SessionCommand::Grant { transport: transport.to_owned(), allowance });
     }
 
     /// Tells the peer that this side has reached a barrier.
     pub fn reached(&self, barrier: &str) {
         if self.0.is_some() {
-            self.command(Command::BarrierReached { barrier: barrier.to_owned() });
+            self.command(SessionCommand::BarrierReached { barrier: barrier.to_owned() });
         }
     }
 
     /// Tells the peer that our endpoint of a pair of rails has a new address, described by `offer`.
     pub fn moved(&self, transport: &str, pair: u16, offer: Vec<u8>) {
-        self.command(Command::Relocated { transport: transport.to_owned(), pair, offer });
+        self.command(SessionCommand::Relocated { transport: transport.to_owned(), pair, offer });
     }
 
     /// Ends the session with a `Goodbye`.
     pub fn goodbye(&self) {
-        self.command(Command::Goodbye);
+        self.command(SessionCommand::Goodbye);
     }
 
-    fn command(&self, command: Command) {
+    fn command(&self, command: SessionCommand) {
         if let Some(commands) = &self.0 {
             let _ = commands.send(command);
         }
@@ -128,7 +127,7 @@ pub(crate) struct Session<H: SessionHost> {
     /// Weak, so that a connection does not keep the fabric open.
     pub host: Weak<H>,
     pub spawner: Spawner,
-    pub commands: mpsc::UnboundedReceiver<Command>,
+    pub commands: mpsc::UnboundedReceiver<SessionCommand>,
     /// The incarnation of this side's fabric; `Revoked` frames carry it.
     pub incarnation: u64,
     pub liveness: Liveness,
@@ -157,7 +156,7 @@ impl<H: SessionHost> Session<H> {
         self.lookups.fail(&error);
         self.commands.close();
         while let Ok(command) = self.commands.try_recv() {
-            if let Command::Lookup { answer, .. } = command {
+            if let SessionCommand::Lookup { answer, .. } = command {
                 let _ = answer.send(Err(error.clone()));
             }
         }
@@ -169,7 +168,7 @@ impl<H: SessionHost> Session<H> {
     fn flush_commands(&mut self, error: &Error) {
         while let Ok(command) = self.commands.try_recv() {
             match command {
-                Command::Lookup { answer, .. } => drop(answer.send(Err(error.clone()))),
+                SessionCommand::Lookup { answer, .. } => drop(answer.send(Err(error.clone()))),
                 command => {
                     if self.handle_command(command).is_err() {
                         break;
@@ -249,23 +248,29 @@ impl<H: SessionHost> Session<H> {
         fits.then_some(descriptor)
     }
 
-    fn handle_command(&mut self, command: Command) -> Result<(), CloseReason> {
+    fn handle_command(&mut self, command: SessionCommand) -> Result<(), CloseReason> {
         match command {
-            Command::Lookup { name, answer } => {
+            SessionCommand::Lookup { name, answer } => {
                 self.lookups.add(name, Requester::Caller(answer), Instant::now())
             }
             // A lookup serves as the probe, because every protocol version answers lookups.
-            Command::Probe(guard) => self.lookups.add(String::new(), Requester::Probe(guard), Instant::now()),
-            Command::Revoked { region } => {
+            SessionCommand::Probe(guard) => {
+                self.lookups.add(String::new(), Requester::Probe(guard), Instant::now())
+            }
+            SessionCommand::Revoked { region } => {
                 self.send(&Frame::Revoked { incarnation: self.incarnation, region })?
             }
-            Command::Grant { transport, allowance } => self.send(&Frame::Grant { transport, allowance })?,
-            Command::BarrierReached { barrier } => self.send(&Frame::Barrier { name: barrier })?,
-            Command::Relocated { transport, pair, offer } => {
+            SessionCommand::Grant { transport, allowance } => {
+                self.send(&Frame::Grant { transport, allowance })?
+            }
+            SessionCommand::BarrierReached { barrier } => self.send(&Frame::Barrier { name: barrier })?,
+            SessionCommand::Relocated { transport, pair, offer } => {
                 self.relocations.note_offer_sent();
                 self.send(&Frame::Moved { transport, pair, offer })?
             }
-            Command::Goodbye => return Err(CloseReason::by_us(closed("this side ended the connection"))),
+            SessionCommand::Goodbye => {
+                return Err(CloseReason::by_us(closed("this side ended the connection")));
+            }
         }
         Ok(())
     }
@@ -282,13 +287,13 @@ impl<H: SessionHost> Session<H> {
             }
         }
         if due.heartbeat {
-            let send_queue = self.channel.send_queue();
-            if self.liveness.is_send_stuck((!send_queue.is_empty()).then_some(send_queue.sent())) {
+            let frame_queue = self.channel.frame_queue();
+            if self.liveness.is_send_stuck((!frame_queue.is_empty()).then_some(frame_queue.sent())) {
                 return Err(CloseReason::peer_dead("the peer reads nothing for", self.liveness.timeout()));
             }
             // Any queued frame shows the peer that this side is alive, so no heartbeat is needed.
-            if send_queue.is_empty() {
-                self.send(&Frame::Heartbeat { seq: send_queue.sent() })?;
+            if frame_queue.is_empty() {
+                self.send(&Frame::Heartbeat { seq: frame_queue.sent() })?;
             }
         }
         Ok(())
@@ -310,7 +315,7 @@ impl<H: SessionHost> Session<H> {
     /// Sends an answer to the peer. Fails if the peer does not read its answers.
     fn answer(&mut self, frame: &Frame) -> Result<(), CloseReason> {
         self.send(frame)?;
-        if self.channel.send_queue().queued_bytes() > MAX_QUEUED_BYTES {
+        if self.channel.frame_queue().queued_bytes() > MAX_QUEUED_BYTES {
             return Err(CloseReason::protocol_violation(
                 "the peer sends more requests than agreed, and reads no answers",
             ));

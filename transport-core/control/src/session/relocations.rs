@@ -29,7 +29,7 @@ const TIME_SHARE: u32 = 4;
 const MAX_PAUSE: Duration = Duration::from_secs(60);
 
 /// A relocation message of the peer.
-enum Message {
+enum RelocationMessage {
     /// The peer's endpoint of a pair has a new address, described by `offer`.
     Relocated { transport: String, pair: u16, offer: Vec<u8> },
     /// The peer uses the new address of our endpoint, and answers.
@@ -41,7 +41,7 @@ type Handled = (Result<Option<Frame>>, Duration);
 
 /// The relocation messages of one session.
 pub(crate) struct Relocations {
-    waiting: VecDeque<Message>,
+    waiting: VecDeque<RelocationMessage>,
     /// The message that is handled now. The session owns this future, so a caller may cancel its wait.
     running: Option<Pin<Box<dyn Future<Output = Result<Handled>> + Send>>>,
     /// The number of our offers that the peer has not answered.
@@ -71,7 +71,7 @@ impl Relocations {
                 "the peer's rails move faster than this side can follow",
             ));
         }
-        self.waiting.push_back(Message::Relocated { transport, pair, offer });
+        self.waiting.push_back(RelocationMessage::Relocated { transport, pair, offer });
         Ok(())
     }
 
@@ -86,7 +86,7 @@ impl Relocations {
             CloseReason::protocol_violation("the peer answers a relocation that this side did not announce")
         };
         self.unanswered = self.unanswered.checked_sub(1).ok_or_else(unannounced)?;
-        self.waiting.push_back(Message::Followed { transport, pair, answer });
+        self.waiting.push_back(RelocationMessage::Followed { transport, pair, answer });
         Ok(())
     }
 
@@ -101,7 +101,7 @@ impl Relocations {
                 self.budget.spend(took, Instant::now());
                 return result;
             }
-            if let Some(Message::Relocated { .. }) = self.waiting.front()
+            if let Some(RelocationMessage::Relocated { .. }) = self.waiting.front()
                 && let Some(later) = self.budget.available_at(Instant::now())
             {
                 sleep_until(later.into()).await;
@@ -115,7 +115,7 @@ impl Relocations {
     }
 }
 
-impl Message {
+impl RelocationMessage {
     fn handle<P: SessionPeer>(self, peer: &P) -> Handled {
         let begun = Instant::now();
         let result = match self {

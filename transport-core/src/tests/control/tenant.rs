@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::raw::Raw;
 use super::{builder, gets_through, peer_timeout, served, token, wait};
 use crate::control::frame::Frame;
-use crate::control::handshake::limiter::HANDSHAKES;
+use crate::control::handshake::limits::HANDSHAKES;
 use crate::{Access, ErrorKind, Fabric, Listener, Peer};
 
 fn client(name: &str) -> Fabric {

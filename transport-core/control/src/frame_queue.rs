@@ -13,7 +13,7 @@ type Sending = Pin<Box<dyn Future<Output = (Box<dyn SendHalf>, Result<()>)> + Se
 /// A queue of frames in front of a sending half.
 ///
 /// The queue owns the send in progress, so a caller that waits for it may cancel its wait.
-pub(crate) struct SendQueue {
+pub(crate) struct FrameQueue {
     idle: Option<Box<dyn SendHalf>>,
     sending: Option<Sending>,
     queue: VecDeque<Vec<u8>>,
@@ -21,12 +21,12 @@ pub(crate) struct SendQueue {
     sent: u64,
 }
 
-impl SendQueue {
+impl FrameQueue {
     pub fn new(half: Box<dyn SendHalf>) -> Self {
         Self { idle: Some(half), sending: None, queue: VecDeque::new(), queued_bytes: 0, sent: 0 }
     }
 
-    /// Queues a frame. [`SendQueue::progress`] sends it.
+    /// Queues a frame. [`FrameQueue::progress`] sends it.
     pub fn push(&mut self, frame: Vec<u8>) {
         // If neither the half nor a send is left, the connection is broken. The receiving half reports that.
         if self.idle.is_some() || self.sending.is_some() {

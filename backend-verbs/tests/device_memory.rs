@@ -1,5 +1,5 @@
-//! Messages into memory whose address the processor cannot follow, as a GPU's is. As root, on soft-RoCE
-//! devices `rxe0` and `rxe1`: `ci/rdma-vm/suite` runs it.
+//! Messages into memory that the processor cannot access by its address, like GPU memory. `ci/rdma-vm/suite` runs the
+//! tests, as root, on the soft-RoCE devices `rxe0` and `rxe1`.
 #![cfg(target_os = "linux")]
 
 use std::ops::Range;
@@ -12,11 +12,11 @@ use pollster::block_on;
 use rustix::mm::{MprotectFlags, mprotect};
 use transport_core::{Fabric, FabricBuilder, Peer, Region, TransportConfig};
 
-/// Every wait ends by then.
+/// The limit of every wait.
 const LIMIT: Duration = Duration::from_secs(60);
 const LEN: usize = 16 << 10;
 
-/// How the owner of the memory copies bytes in.
+/// How the owner of the memory copies bytes into it.
 #[derive(Clone, Copy, PartialEq)]
 enum Store {
     Works,
@@ -24,15 +24,15 @@ enum Store {
     Absent,
 }
 
-/// A stand-in for a GPU's memory: the card writes it by its address, the processor faults there. Its owner
-/// reaches the same bytes by another mapping.
-struct Far {
+/// A stand-in for GPU memory: the card writes it by its address, where the processor faults. Its owner accesses the
+/// same bytes through another mapping.
+struct DeviceMemory {
     bytes: HostBuffer,
     hidden: Mapping,
     store: Store,
 }
 
-impl Far {
+impl DeviceMemory {
     fn new(store: Store) -> Self {
         let bytes = HostBuffer::sparse(LEN).unwrap();
         let file = bytes.shared_file().expect("memory has a file on Linux");
@@ -40,9 +40,9 @@ impl Far {
         Self { bytes, hidden, store }
     }
 
-    /// From now on the processor faults at the address; the card has its pages by then.
+    /// Makes the processor fault at the address from now on. The card has the pages already.
     fn hide(&self) {
-        // SAFETY: the whole mapping, of which nobody holds references.
+        // SAFETY: the range is the whole mapping, and no code holds references into it.
         unsafe { mprotect(self.as_ptr().cast(), LEN, MprotectFlags::empty()) }.unwrap();
     }
 
@@ -52,8 +52,8 @@ impl Far {
     }
 }
 
-// SAFETY: both mappings live as long as the value, at fixed addresses, and nobody holds references into them.
-unsafe impl Memory for Far {
+// SAFETY: both mappings live as long as the value, at fixed addresses, and no code holds references into them.
+unsafe impl Memory for DeviceMemory {
     fn as_ptr(&self) -> *mut u8 {
         self.hidden.start().as_ptr()
     }
@@ -70,9 +70,9 @@ unsafe impl Memory for Far {
         let into = self.bytes.as_ptr().wrapping_add(Self::range(at, bytes.len()).start);
         match self.store {
             Store::Absent => None,
-            // Nothing is copied when it is only asked whether there is a way to.
+            // An empty `bytes` only asks whether the memory has a `store`.
             Store::Fails if !bytes.is_empty() => {
-                Some(Err(Error::new(ErrorKind::Io, "copy", "as the test wants")))
+                Some(Err(Error::new(ErrorKind::Io, "copy", "the test makes it fail")))
             }
             _ => {
                 // SAFETY: the range is in bounds, and a caller's slice does not overlap it.
@@ -92,13 +92,13 @@ unsafe impl Memory for Far {
 
 fn fabric(card: usize) -> Fabric {
     let verbs = Arc::new(Verbs::new());
-    let device = verbs.probe().expect("soft-RoCE devices are there").swap_remove(card);
+    let device = verbs.probe().expect("soft-RoCE devices exist").swap_remove(card);
     let transport = TransportConfig::new("verbs", verbs).devices(vec![device]);
     FabricBuilder::new().transport(transport).handshake_limit(LIMIT).open().unwrap()
 }
 
-fn far_region(fabric: &Fabric, store: Store) -> Region {
-    let memory = Arc::new(Far::new(store));
+fn device_region(fabric: &Fabric, store: Store) -> Region {
+    let memory = Arc::new(DeviceMemory::new(store));
     // SAFETY: nothing but the region knows the memory.
     let region = unsafe { fabric.register(memory.clone(), Access::LOCAL) }.unwrap();
     memory.hide();
@@ -128,7 +128,7 @@ fn read(region: &Region, range: Range<usize>) -> Vec<u8> {
 #[ignore = "needs soft-RoCE: ci/rdma-vm/suite"]
 fn the_owner_stores_a_message() {
     let (near, far, to_far, _to_near) = pair();
-    let into = far_region(&far, Store::Works);
+    let into = device_region(&far, Store::Works);
     let from = near.alloc(LEN, Access::LOCAL).unwrap();
     let sent = bytes(LEN);
     from.copy_in(0, &sent).unwrap();
@@ -145,10 +145,10 @@ fn the_owner_stores_a_message() {
 
 #[test]
 #[ignore = "needs soft-RoCE: ci/rdma-vm/suite"]
-fn a_few_bytes_of_far_memory_are_sent() {
-    // Few bytes of the host's go into the request itself, which the processor writes.
+fn a_few_bytes_of_device_memory_are_sent() {
+    // A few bytes of host memory would go into the request itself, which the processor writes.
     let (near, far, to_far, _to_near) = pair();
-    let from = far_region(&near, Store::Works);
+    let from = device_region(&near, Store::Works);
     let into = far.alloc(LEN, Access::LOCAL).unwrap();
     from.copy_in(40, &bytes(24)).unwrap();
     let mut receive = far.recv(&into, 0..LEN).unwrap();
@@ -161,7 +161,7 @@ fn a_few_bytes_of_far_memory_are_sent() {
 #[ignore = "needs soft-RoCE: ci/rdma-vm/suite"]
 fn without_a_store_a_receive_is_refused() {
     let (near, far, to_far, _to_near) = pair();
-    let into = far_region(&far, Store::Absent);
+    let into = device_region(&far, Store::Absent);
     let why = far.recv(&into, 0..LEN).and_then(|mut receive| receive.wait(LIMIT)).unwrap_err();
     assert_eq!(why.kind(), ErrorKind::InvalidRequest, "{why}");
     assert!(why.context().contains("Memory::store, or receive into host memory"), "{why}");
@@ -172,7 +172,7 @@ fn without_a_store_a_receive_is_refused() {
 #[ignore = "needs soft-RoCE: ci/rdma-vm/suite"]
 fn a_store_that_fails_ends_its_receive_alone() {
     let (near, far, to_far, _to_near) = pair();
-    let into = far_region(&far, Store::Fails);
+    let into = device_region(&far, Store::Fails);
     let from = near.alloc(LEN, Access::LOCAL).unwrap();
     let mut receive = far.recv(&into, 0..LEN).unwrap();
     to_far.send(&from, 0..LEN).unwrap().wait(LIMIT).unwrap();

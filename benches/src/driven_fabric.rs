@@ -1,6 +1,8 @@
-//! A fabric's turns. Where callers drive, this thread serves its connections too, and there is no other:
-//! glibc locks without atomics in such a process, libfabric locks often, and the programs in C that ours
-//! are compared with have one thread.
+//! A fabric, and the code that drives it.
+//!
+//! If the caller drives the engine, the same thread serves the connections too, so that the process has one thread.
+//! glibc locks without atomics in such a process, libfabric locks often, and the programs in C that the benches compare
+//! with have one thread.
 
 use std::cell::Cell;
 use std::ops::Deref;
@@ -11,23 +13,23 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::task::yield_now;
 use transport_core::{Fabric, FabricBuilder, StepReport};
 
-use crate::{Done, Driven};
+use crate::{BenchResult, Driven};
 
-/// Turns between two looks at the connections: some milliseconds, where nobody sleeps in between. A look costs as
-/// much as dozens of turns, and who measures the median of round trips must not look in each third of them.
-const PER_LOOK: u32 = 4096;
+/// Turns of the engine between two turns of the connections: some milliseconds, if the thread does not sleep. A turn of
+/// the connections costs as much as dozens of turns of the engine, and must not fall into every third round trip.
+const TURNS_PER_SERVE: u32 = 4096;
 
-/// A fabric, and what drives it.
-pub struct Turns {
+/// A fabric, and the runtime of its connections.
+pub struct DrivenFabric {
     fabric: Fabric,
-    /// Where callers drive.
+    /// `Some` if the caller drives the fabric.
     connections: Option<Runtime>,
-    taken: Cell<u32>,
+    turns: Cell<u32>,
 }
 
-impl Turns {
+impl DrivenFabric {
     /// Opens the fabric.
-    pub fn open(builder: FabricBuilder, driven: Driven) -> Done<Self> {
+    pub fn open(builder: FabricBuilder, driven: Driven) -> BenchResult<Self> {
         let (builder, connections) = match driven {
             Driven::ByWorkers => (builder, None),
             Driven::ByCaller => {
@@ -35,20 +37,20 @@ impl Turns {
                 (builder.caller_driven().control_on(runtime.handle().clone()), Some(runtime))
             }
         };
-        Ok(Self { fabric: builder.open()?, connections, taken: Cell::default() })
+        Ok(Self { fabric: builder.open()?, connections, turns: Cell::default() })
     }
 
-    /// One of them.
+    /// Runs one turn of the engine.
     pub fn step(&self) -> StepReport {
-        self.taken.set(self.taken.get().wrapping_add(1));
-        if self.taken.get().is_multiple_of(PER_LOOK) {
+        self.turns.set(self.turns.get().wrapping_add(1));
+        if self.turns.get().is_multiple_of(TURNS_PER_SERVE) {
             self.serve();
         }
         self.fabric.step()
     }
 
     /// Awaits `future`.
-    pub fn drive<T>(&self, future: impl Future<Output = transport_core::Result<T>>) -> Done<T> {
+    pub fn drive<T>(&self, future: impl Future<Output = transport_core::Result<T>>) -> BenchResult<T> {
         let mut future = pin!(future);
         let mut context = Context::from_waker(Waker::noop());
         loop {
@@ -67,7 +69,7 @@ impl Turns {
     }
 }
 
-impl Deref for Turns {
+impl Deref for DrivenFabric {
     type Target = Fabric;
 
     fn deref(&self) -> &Fabric {
@@ -75,7 +77,7 @@ impl Deref for Turns {
     }
 }
 
-impl Drop for Turns {
+impl Drop for DrivenFabric {
     fn drop(&mut self) {
         if let Some(connections) = &self.connections {
             connections.block_on(self.fabric.close_and_wait());

@@ -1,19 +1,19 @@
-//! Ping-pong: a write with an imm there, and one back.
+//! Ping-pong: a write with an imm to the target, and a write back.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use transport_core::{ImmCounter, Op, Peer, Region, RemoteRegion, WriteOptions};
 
-use crate::Done;
-use crate::turns::Turns;
+use crate::BenchResult;
+use crate::driven_fabric::DrivenFabric;
 
-/// What both sides' writes bring along.
+/// The imm of all writes.
 const IMM: u32 = 1;
 
-/// One side of it. The thread that calls drives it.
-pub struct Volley<'a> {
-    turns: &'a Turns,
+/// One side of a ping-pong. The calling thread drives the fabric.
+pub struct PingPong<'a> {
+    fabric: &'a DrivenFabric,
     peer: &'a Peer,
     src: &'a Region,
     dst: &'a RemoteRegion,
@@ -22,28 +22,28 @@ pub struct Volley<'a> {
     under_way: VecDeque<Op>,
 }
 
-impl<'a> Volley<'a> {
+impl<'a> PingPong<'a> {
     pub(crate) fn new(
-        turns: &'a Turns,
+        fabric: &'a DrivenFabric,
         peer: &'a Peer,
         src: &'a Region,
         dst: &'a RemoteRegion,
         len: usize,
     ) -> Self {
-        Self { turns, peer, src, dst, len, arrived: peer.imm(IMM), under_way: VecDeque::new() }
+        Self { fabric, peer, src, dst, len, arrived: peer.imm(IMM), under_way: VecDeque::new() }
     }
 
-    /// Writes.
-    pub fn plays(&mut self) -> Done<()> {
+    /// Posts one write.
+    pub fn write(&mut self) -> BenchResult<()> {
         let options = WriteOptions::new().imm(IMM);
         self.under_way.push_back(self.peer.write_with(self.src, 0..self.len, self.dst, 0, &options)?);
         Ok(())
     }
 
-    /// Waits for the other side's; false if it is over before.
-    pub fn takes(&mut self, is_over: impl Fn() -> bool) -> Done<bool> {
+    /// Waits for a write of the other side. Returns false if `is_over` returns true first.
+    pub fn await_write(&mut self, is_over: impl Fn() -> bool) -> BenchResult<bool> {
         loop {
-            self.turns.step();
+            self.fabric.step();
             if self.arrived.try_take(1) {
                 return Ok(true);
             }
@@ -57,14 +57,14 @@ impl<'a> Volley<'a> {
         }
     }
 
-    /// Half of the median round trip of `count`.
-    pub fn latency(&mut self, count: usize) -> Done<Duration> {
+    /// Half of the median time of `count` round trips.
+    pub fn latency(&mut self, count: usize) -> BenchResult<Duration> {
         let end = Instant::now() + crate::LIMIT;
         let mut trips = Vec::with_capacity(count);
         for _ in 0..count {
             let begun = Instant::now();
-            self.plays()?;
-            if !self.takes(|| false)? || begun > end {
+            self.write()?;
+            if !self.await_write(|| false)? || begun > end {
                 return Err("the target does not answer".into());
             }
             trips.push(begun.elapsed());
