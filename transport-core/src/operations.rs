@@ -48,7 +48,10 @@ impl Peer {
         options: &WriteOptions,
     ) -> Result<Op> {
         let (link, span) = self.0.check_write(src, range, dst, offset, options, "write")?;
-        if let Some(op) = link.try_direct(src, &dst.0, span, WorkKind::Write, options) {
+        if options.trigger.is_none()
+            && let Some(op) =
+                link.try_direct(&src.0, &dst.0, span, WorkKind::Write, options.imm, options.locality)
+        {
             return Ok(op);
         }
         self.write_later(link, src, dst, span, options)
@@ -65,7 +68,8 @@ impl Peer {
         options: &WriteOptions,
     ) -> Result<Op> {
         if options.trigger.is_none()
-            && let Some(op) = link.try_direct_device_memory(src, &dst.0, span, WorkKind::Write, options.imm)
+            && let Some(op) =
+                link.try_direct_device_memory(&src.0, &dst.0, span, WorkKind::Write, options.imm)
         {
             return Ok(op);
         }
@@ -192,10 +196,10 @@ impl Peer {
     ) -> Result<Op> {
         let (link, span) = self.0.check_read(dst, range, src, offset)?;
         let options = options.as_write();
-        if let Some(op) = link.try_direct(dst, &src.0, span, WorkKind::Read, &options) {
+        if let Some(op) = link.try_direct(&dst.0, &src.0, span, WorkKind::Read, None, options.locality) {
             return Ok(op);
         }
-        if let Some(op) = link.try_direct_device_memory(dst, &src.0, span, WorkKind::Read, None) {
+        if let Some(op) = link.try_direct_device_memory(&dst.0, &src.0, span, WorkKind::Read, None) {
             return Ok(op);
         }
         let work = Work { kind: WorkKind::Read, ..options.work(cut_read(link, span)?, dst, src) };

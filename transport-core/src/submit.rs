@@ -87,7 +87,7 @@ impl PeerInner {
         let link = slot.link;
         let id = slot.keep();
         let Times { submitted_at, trigger, deadline } = times;
-        let is_only = trigger.is_none() && link.backlog.add(&work);
+        let is_only = trigger.is_none() && link.backlog.add(work.weight());
         let span = self.span(id, &link.engine.label, operation, &work);
         let submission =
             Submission { id, peer: Arc::clone(self), submitted_at, trigger, deadline, work, span };

@@ -3,14 +3,12 @@
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 
-use tokio::sync::oneshot;
-
-use super::{Snapshot, Work};
+use super::{DrainReply, Snapshot, Work};
 use crate::op::OpId;
 use crate::peer::PeerInner;
 use crate::pool::PoolPart;
 use crate::region::RegionInner;
-use crate::{Error, PeerId, Result, Time, Trigger};
+use crate::{Error, PeerId, Time, Trigger};
 
 /// A checked operation for the engine. A plain value, never boxed.
 pub(crate) struct Submission {
@@ -43,7 +41,7 @@ pub(crate) enum Control {
     /// peer copies to or from it. `id` is the operation that waits for this, if there is one.
     Revoke { id: Option<OpId>, region: Arc<RegionInner>, deadline: Time },
     /// The user waits until the operations that were submitted to a peer have ended.
-    Drain { peer: PeerId, deadline: Time, done: oneshot::Sender<Result<()>> },
+    Drain { peer: PeerId, deadline: Time, done: DrainReply },
     /// The peer of a link has granted us more.
     GrantReceived { link: u32 },
     /// The engine is to renew the grant of a peer.

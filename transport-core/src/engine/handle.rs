@@ -169,7 +169,7 @@ impl EngineHandle {
         let closed = || Error::new(ErrorKind::Closed, "submit", "the fabric was closed");
         while let Some(submission) = self.submissions.pop() {
             if submission.trigger.is_none() {
-                submission.peer.links[self.group].backlog.remove(&submission.work);
+                submission.peer.links[self.group].backlog.remove(submission.work.weight());
             }
             let id = submission.id;
             drop(submission);
@@ -180,7 +180,7 @@ impl EngineHandle {
                 Control::Receive { id, .. } | Control::Revoke { id: Some(id), .. } => {
                     self.table.finish(id, Err(closed()));
                 }
-                Control::Drain { done, .. } => drop(done.send(Err(closed()))),
+                Control::Drain { done, .. } => done.send(Err(closed())),
                 Control::PoolReceive { pool, .. } | Control::PoolClosed { pool } => pool.close(closed()),
                 Control::Link { .. }
                 | Control::Revoke { id: None, .. }

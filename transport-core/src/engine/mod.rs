@@ -35,7 +35,7 @@ pub(crate) mod worker;
 
 pub(crate) use commands::{Control, Submission};
 pub(crate) use handle::{EngineHandle, HandleSetup};
-pub(crate) use operation::{ImmCountdown, Work};
+pub(crate) use operation::{DrainAnswer, DrainReply, ImmCountdown, Work, drain_answer};
 pub use rail::RailCounters;
 pub(crate) use rail::{Rail, RailCounts};
 pub(crate) use step::Engine;

@@ -118,7 +118,7 @@ impl Engine {
         let died = || Error::new(ErrorKind::PeerDied, "submit", "the peer is gone");
         let error = peer.close_reason().unwrap_or_else(died);
         if trigger.is_none() {
-            peer.links[self.handle.group].backlog.remove(&work);
+            peer.links[self.handle.group].backlog.remove(work.weight());
         }
         self.hash_event(HashedEvent::TakenOver, id.index.into());
         self.record_started(id, work.operation_kind(), peer_number(peer.id), work.bytes());
@@ -617,7 +617,7 @@ impl Engine {
         let peer = Peer(Arc::clone(&state.peer));
         let [imms, messages] = std::mem::take(&mut state.arrivals);
         let announce = |allowance| peer.announce_grant(self.handle.transport, allowance);
-        match self.handle.receiver_credits.renew(&peer.0, imms, messages, announce) {
+        match self.handle.receiver_credits.renew(peer.0.grantee(), imms, messages, announce) {
             Ok(grant) => state.renew_after = grant.renew_after,
             Err(error) => peer.fail(error),
         }

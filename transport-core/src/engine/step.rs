@@ -9,13 +9,11 @@ use std::sync::atomic::Ordering;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use tokio::sync::oneshot;
-
 use super::operation::{ActiveOp, ActiveRail, Drains, LocalUse, Revocations};
 use super::peer::{AmbiguousFailures, EarlyEvents, LinkState};
 use super::rail::Receives;
 use super::trace::{OperationKind, RecentFailures, Snapshot, TraceEvent, peer_number};
-use super::{Control, EngineHandle, Rail, Submission};
+use super::{Control, DrainReply, EngineHandle, Rail, Submission};
 use crate::op::OpId;
 use crate::peer::PeerInner;
 use crate::plan::RailRange;
@@ -450,7 +448,7 @@ impl Engine {
     }
 
     /// Starts to wait until the operations of `peer` have ended that are under way now.
-    fn drain(&mut self, peer: PeerId, deadline: Time, done: oneshot::Sender<Result<()>>) {
+    fn drain(&mut self, peer: PeerId, deadline: Time, done: DrainReply) {
         // Controls overtake submissions. So the engine first takes over the operations that were submitted before.
         for _ in 0..self.handle.submissions.len() {
             let Some(submission) = self.handle.submissions.pop() else { break };
@@ -491,7 +489,7 @@ impl Engine {
         let Some(active) = &mut self.active[op as usize] else { return };
         let trigger = active.trigger.take();
         let link = &active.peer.links[self.handle.group];
-        link.backlog.add(&active.work);
+        link.backlog.add(active.work.weight());
         active.takes_credit = active.work.takes_credit(&link.credit);
         active.last_progress = now;
         // The remote region may have been revoked since the operation was submitted.

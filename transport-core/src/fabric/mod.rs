@@ -2,6 +2,7 @@
 
 mod admission;
 mod builder;
+mod core_reservation;
 mod dump;
 mod group;
 mod host;

@@ -160,8 +160,10 @@ fn submit_all(
     let submit = |(part, slots): (Checked<'_>, OpSlots<'_>)| {
         let Checked { peer, link, work, bytes } = part;
         let now = match (bytes, src) {
-            (Some((dst, span)), Some(src)) => link.try_direct(src, &dst.0, span, WorkKind::Write, options),
-            (Some(_), None) => None,
+            (Some((dst, span)), Some(src)) if options.trigger.is_none() => {
+                link.try_direct(&src.0, &dst.0, span, WorkKind::Write, options.imm, options.locality)
+            }
+            (Some(_), _) => None,
             (None, _) => link.try_direct_message(WorkKind::Write, std::ptr::null_mut(), 0, work.imm),
         };
         now.unwrap_or_else(|| peer.submit_with(slots, work, times.clone(), name))

@@ -6,10 +6,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use tokio::sync::oneshot;
-
 use super::PeerInner;
-use crate::engine::{Control, EngineHandle};
+use crate::engine::{Control, DrainAnswer, EngineHandle, drain_answer};
 use crate::op::needs_steps;
 use crate::{Error, ErrorKind, Result, wait};
 
@@ -17,7 +15,7 @@ use crate::{Error, ErrorKind, Result, wait};
 #[must_use = "only the awaited future says when no byte can move"]
 pub struct Drain {
     /// The engines that have not answered, one per link.
-    waits: Vec<(Arc<EngineHandle>, oneshot::Receiver<Result<()>>)>,
+    waits: Vec<(Arc<EngineHandle>, DrainAnswer)>,
     failed: Option<Error>,
 }
 
@@ -28,7 +26,7 @@ impl Drain {
         fabric.check_open("drain")?;
         let mut waits = Vec::new();
         for link in peer.links.iter().filter(|link| !link.backlog.is_empty()) {
-            let (done, answer) = oneshot::channel();
+            let (done, answer) = drain_answer();
             let deadline = fabric.deadline(fabric.now(), None);
             link.engine.control(Control::Drain { peer: peer.id, deadline, done });
             waits.push((Arc::clone(&link.engine), answer));
@@ -54,7 +52,7 @@ impl Future for Drain {
                 true
             }
             Poll::Ready(answer) => {
-                *failed = failed.take().or(answer.unwrap_or_else(|_| Err(closed())).err());
+                *failed = failed.take().or(answer.err());
                 false
             }
         });

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use super::{Barriers, Peer, PeerId};
 use crate::control::{Identity, SessionHandle};
 use crate::engine::Control;
+use crate::engine::flow_control::Grantee;
 use crate::engine::peer::Link;
 use crate::engine::waker_set::WakerSet;
 use crate::fabric::FabricInner;
@@ -98,6 +99,11 @@ impl PeerInner {
     /// The name of this side's tenant that the peer belongs to. Empty if it belongs to the fabric itself.
     pub fn tenant(&self) -> &str {
         &self.tenant
+    }
+
+    /// The peer as a grant policy knows it.
+    pub fn grantee(&self) -> Grantee<'_> {
+        Grantee { id: self.id, host: &self.identity.host, tenant: &self.tenant }
     }
 
     /// The peer's name in dumps.

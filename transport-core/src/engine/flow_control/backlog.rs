@@ -2,13 +2,30 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::engine::Work;
-
 /// The bytes that weigh as much as one work request.
 const REQUEST_WEIGHT: u64 = 4096;
 
 /// The greatest weight of one operation, so that the sum over a full op table fits into 32 bits.
 const MAX_OPERATION_WEIGHT: u64 = 1 << 12;
+
+/// The weight of one operation in a [`Backlog`]: its bytes, or 4096 for each of its requests if that is more, and at
+/// most 16 MiB.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Weight(u64);
+
+impl Weight {
+    /// The weight of `requests` work requests that move `bytes` bytes.
+    #[inline]
+    pub fn of(bytes: u64, requests: u32) -> Self {
+        Self((bytes / REQUEST_WEIGHT).max(requests.into()).min(MAX_OPERATION_WEIGHT))
+    }
+
+    /// One operation as the atomic counts it.
+    #[inline]
+    fn packed(self) -> u64 {
+        self.0 << 32 | 1
+    }
+}
 
 /// How many operations were handed to an engine for one peer and have not ended, and their weight. Both are in one
 /// atomic: the low half is the number, the high half the weight.
@@ -20,13 +37,14 @@ pub(crate) struct Backlog(AtomicU64);
 impl Backlog {
     /// Adds an operation. Returns true if the backlog was empty before.
     #[inline]
-    pub fn add(&self, work: &Work) -> bool {
-        self.0.fetch_add(packed(work), Ordering::Relaxed) == 0
+    pub fn add(&self, operation: Weight) -> bool {
+        self.0.fetch_add(operation.packed(), Ordering::Relaxed) == 0
     }
 
     /// Removes an operation that has ended.
-    pub fn remove(&self, work: &Work) {
-        self.0.fetch_sub(packed(work), Ordering::Release);
+    #[inline]
+    pub fn remove(&self, operation: Weight) {
+        self.0.fetch_sub(operation.packed(), Ordering::Release);
     }
 
     /// Whether the engine has no operation for the peer. Then a request may run in the calling thread.
@@ -40,44 +58,31 @@ impl Backlog {
         self.0.load(Ordering::Relaxed) as u32
     }
 
-    /// The weight of all operations in bytes. An operation weighs its bytes, or 4096 for each of its requests if that
-    /// is more, and at most 16 MiB.
+    /// The weight of all operations in bytes.
     pub fn weight(&self) -> u64 {
         (self.0.load(Ordering::Relaxed) >> 32) * REQUEST_WEIGHT
     }
 }
 
-/// One operation as the atomic counts it.
-fn packed(work: &Work) -> u64 {
-    let weight = (work.bytes() / REQUEST_WEIGHT).max(work.pieces.len().into()).min(MAX_OPERATION_WEIGHT);
-    weight << 32 | 1
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::Shape;
-    use crate::spi::WorkKind;
-
-    fn work(bytes: u64, chunk: u64) -> Work {
-        Work::of(WorkKind::Write, Shape::Range { local: 0, remote: 0, len: bytes, chunk })
-    }
 
     #[test]
     fn weighs_bytes_or_requests_and_ends_empty() {
         let backlog = Backlog::default();
         let all = [
-            work(0, 1),
-            work(100 * REQUEST_WEIGHT, 100 * REQUEST_WEIGHT),
-            work(1000, 1),
-            work(u64::MAX, u64::MAX),
+            Weight::of(0, 1),
+            Weight::of(100 * REQUEST_WEIGHT, 1),
+            Weight::of(1000, 1000),
+            Weight::of(u64::MAX, 1),
         ];
         let weights = [1, 101, 1101, 1101 + MAX_OPERATION_WEIGHT];
-        for (work, (count, weight)) in all.iter().zip((1..).zip(weights)) {
-            assert_eq!(backlog.add(work), count == 1);
+        for (operation, (count, weight)) in all.iter().zip((1..).zip(weights)) {
+            assert_eq!(backlog.add(*operation), count == 1);
             assert_eq!((backlog.operations(), backlog.weight()), (count, weight * REQUEST_WEIGHT));
         }
-        all.iter().for_each(|work| backlog.remove(work));
+        all.iter().for_each(|operation| backlog.remove(*operation));
         assert!(backlog.is_empty());
         assert_eq!(backlog.weight(), 0);
     }

@@ -15,9 +15,9 @@ mod send_credit;
 
 use crate::PeerId;
 
-pub(crate) use backlog::Backlog;
+pub(crate) use backlog::{Backlog, Weight};
 pub(crate) use multirail_spi::Allowance;
-pub(crate) use receiver_credits::ReceiverCredits;
+pub(crate) use receiver_credits::{Grantee, ReceiverCredits};
 pub(crate) use send_credit::{CreditCounter, SendCredit};
 
 /// How much one peer may send over one transport: three limits.

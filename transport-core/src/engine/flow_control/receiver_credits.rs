@@ -4,7 +4,6 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::{Allowance, GrantPolicy, GrantRequest};
-use crate::peer::PeerInner;
 use crate::{Error, ErrorKind, PeerId, Result};
 
 /// A peer may exceed its grant by this many arrivals: the sender takes back the credit of requests that failed, and
@@ -43,6 +42,16 @@ struct PeerCredit {
     reserved: u64,
 }
 
+/// The peer that a grant is for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Grantee<'a> {
+    pub id: PeerId,
+    /// The peer's host name, as the peer reports it.
+    pub host: &'a str,
+    /// Our tenant that the peer belongs to. Empty for the fabric itself.
+    pub tenant: &'a str,
+}
+
 /// What a peer may send now, and when the engines renew its grant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct GrantState {
@@ -60,7 +69,7 @@ impl ReceiverCredits {
     ///
     /// # Errors
     /// As [`renew`](Self::renew).
-    pub fn open(&self, peer: &PeerInner) -> Result<GrantState> {
+    pub fn open(&self, peer: Grantee<'_>) -> Result<GrantState> {
         self.renew(peer, 0, 0, |_| ())
     }
 
@@ -73,7 +82,7 @@ impl ReceiverCredits {
     /// `Protocol` if the peer sent more than it was granted.
     pub fn renew(
         &self,
-        peer: &PeerInner,
+        peer: Grantee<'_>,
         imms: u64,
         messages: u64,
         announce: impl FnOnce(Allowance),
@@ -93,8 +102,8 @@ impl ReceiverCredits {
         let others = table.reserved - credit.reserved;
         let grant = self.policy.grant(&GrantRequest {
             peer: peer.id,
-            host: &peer.identity.host,
-            tenant: peer.tenant(),
+            host: peer.host,
+            tenant: peer.tenant,
             transport: &self.transport,
             peers: table.peers.len() + usize::from(!table.peers.contains_key(&peer.id)),
             capacity: self.capacity,
@@ -158,7 +167,11 @@ impl PeerCredit {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{EvenShares, Grant, Peer};
+    use crate::{EvenShares, Grant};
+
+    fn grantee() -> Grantee<'static> {
+        Grantee { id: PeerId::next(), host: "", tenant: "" }
+    }
 
     fn credits(capacity: u64) -> ReceiverCredits {
         ReceiverCredits::new("null".into(), capacity, 1, Arc::new(EvenShares))
@@ -167,19 +180,19 @@ mod tests {
     #[test]
     fn all_grants_together_never_exceed_the_queue() {
         let credits = credits(1000);
-        let peers: Vec<_> = (0..64).map(|_| Peer::alone()).collect();
+        let peers: Vec<_> = (0..64).map(|_| grantee()).collect();
         let mut random = fastrand::Rng::with_seed(1);
         let mut arrived = vec![[0_u64; 2]; peers.len()];
         let mut smallest = u64::MAX;
         for peer in &peers {
-            credits.open(&peer.0).unwrap();
+            credits.open(*peer).unwrap();
         }
         for _ in 0..5000 {
             let at = random.usize(..peers.len());
-            let granted = credits.state(peers[at].0.id).unwrap();
+            let granted = credits.state(peers[at].id).unwrap();
             let left = [granted.allowance.imms - arrived[at][0], granted.allowance.messages - arrived[at][1]];
             let more = left.map(|left| random.u64(..=left));
-            let renewed = credits.renew(&peers[at].0, more[0], more[1], |_| ()).unwrap();
+            let renewed = credits.renew(peers[at], more[0], more[1], |_| ()).unwrap();
             arrived[at] = [arrived[at][0] + more[0], arrived[at][1] + more[1]];
             assert!(renewed.allowance.imms >= granted.allowance.imms);
             let reserved = credits.lock().reserved;
@@ -187,38 +200,38 @@ mod tests {
             smallest = smallest.min(renewed.allowance.imms - arrived[at][0]);
         }
         assert!(smallest >= 1);
-        peers.iter().for_each(|peer| credits.close(peer.0.id));
+        peers.iter().for_each(|peer| credits.close(peer.id));
         assert_eq!(credits.lock().reserved, 0);
-        assert!(credits.state(peers[0].0.id).is_none());
+        assert!(credits.state(peers[0].id).is_none());
     }
 
     #[test]
     fn shares_become_even() {
         let credits = credits(1 << 14);
-        let peers: Vec<_> = (0..64).map(|_| Peer::alone()).collect();
+        let peers: Vec<_> = (0..64).map(|_| grantee()).collect();
         for peer in &peers {
-            credits.open(&peer.0).unwrap();
+            credits.open(*peer).unwrap();
         }
         for _ in 0..3 {
             for peer in &peers {
-                let granted = credits.state(peer.0.id).unwrap();
-                let credit = credits.lock().peers[&peer.0.id];
+                let granted = credits.state(peer.id).unwrap();
+                let credit = credits.lock().peers[&peer.id];
                 let (imms, messages) =
                     (granted.allowance.imms - credit.imms, granted.allowance.messages - credit.messages);
-                credits.renew(&peer.0, imms, messages, |_| ()).unwrap();
+                credits.renew(*peer, imms, messages, |_| ()).unwrap();
             }
         }
-        let shares: Vec<_> = peers.iter().map(|peer| credits.state(peer.0.id).unwrap().renew_after).collect();
+        let shares: Vec<_> = peers.iter().map(|peer| credits.state(peer.id).unwrap().renew_after).collect();
         assert_eq!(shares, vec![[48, 16]; 64]);
     }
 
     #[test]
     fn a_peer_that_sends_more_than_granted_is_an_error() {
         let credits = credits(1024);
-        let peer = Peer::alone();
-        let granted = credits.open(&peer.0).unwrap();
-        credits.renew(&peer.0, granted.allowance.imms + TOLERANCE, 0, |_| ()).unwrap();
-        let error = credits.renew(&peer.0, 1000, 0, |_| ()).unwrap_err();
+        let peer = grantee();
+        let granted = credits.open(peer).unwrap();
+        credits.renew(peer, granted.allowance.imms + TOLERANCE, 0, |_| ()).unwrap();
+        let error = credits.renew(peer, 1000, 0, |_| ()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Protocol);
         assert!(error.context().contains("was granted"), "{error}");
     }
@@ -226,13 +239,13 @@ mod tests {
     #[test]
     fn a_peer_gets_grants_in_the_order_in_which_two_engines_make_them() {
         let credits = ReceiverCredits::new("null".into(), 1 << 20, 2, Arc::new(EvenShares));
-        let peer = Peer::alone();
-        credits.open(&peer.0).unwrap();
+        let peer = grantee();
+        credits.open(peer).unwrap();
         let announced = Mutex::new(Vec::new());
         let renewals = if cfg!(miri) { 20 } else { 20_000 };
         let engine = || {
             for _ in 0..renewals {
-                credits.renew(&peer.0, 1, 0, |grant| announced.lock().unwrap().push(grant.imms)).unwrap();
+                credits.renew(peer, 1, 0, |grant| announced.lock().unwrap().push(grant.imms)).unwrap();
             }
         };
         std::thread::scope(|scope| {
@@ -255,13 +268,13 @@ mod tests {
     #[test]
     fn huge_grants_do_not_overflow() {
         let credits = ReceiverCredits::new("null".into(), 10, 1, Arc::new(Greedy));
-        let peers: Vec<_> = (0..3).map(|_| Peer::alone()).collect();
+        let peers: Vec<_> = (0..3).map(|_| grantee()).collect();
         for peer in &peers {
-            credits.open(&peer.0).unwrap();
-            let granted = credits.renew(&peer.0, 5, 5, |_| ()).unwrap();
+            credits.open(*peer).unwrap();
+            let granted = credits.renew(*peer, 5, 5, |_| ()).unwrap();
             assert_eq!(granted.allowance, Allowance { bytes: 0, imms: u64::MAX, messages: u64::MAX });
         }
-        peers.iter().for_each(|peer| credits.close(peer.0.id));
+        peers.iter().for_each(|peer| credits.close(peer.id));
         assert_eq!(credits.lock().reserved, 0);
     }
 }

@@ -10,5 +10,6 @@ mod work;
 
 pub(super) use active::{ActiveOp, ActiveRail, Stage};
 pub(super) use drains::Drains;
+pub(crate) use drains::{DrainAnswer, DrainReply, drain_answer};
 pub(super) use revocations::{LocalUse, Revocation, Revocations};
 pub(crate) use work::{ImmCountdown, Work};

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::ActiveRail;
-use crate::engine::flow_control::{CreditCounter, SendCredit};
+use crate::engine::flow_control::{CreditCounter, SendCredit, Weight};
 use crate::engine::trace::OperationKind;
 use crate::index::TransportIndex;
 use crate::plan::{RailRange, Shape};
@@ -89,6 +89,12 @@ impl Work {
     /// The bytes of this engine's pieces.
     pub fn bytes(&self) -> u64 {
         self.shape.bytes_of(self.pieces.start..self.pieces.end)
+    }
+
+    /// The weight of this engine's pieces in the backlog of their peer.
+    #[inline]
+    pub fn weight(&self) -> Weight {
+        Weight::of(self.bytes(), self.pieces.len())
     }
 
     /// The operation of the public API that this work belongs to.

@@ -8,10 +8,10 @@ use crossbeam_utils::CachePadded;
 use crate::copy::{self, CopyStrategy};
 use crate::engine::flow_control::{Backlog, SendCredit};
 use crate::engine::{Control, EngineHandle};
-use crate::options::WriteOptions;
+use crate::region::RegionInner;
 use crate::remote::{DirectPath, RemoteInner};
 use crate::spi::{Capabilities, Connector, Direct, Domain, Operations, PeerSlot, WorkKind, WorkRequest};
-use crate::{Error, ErrorKind, Locality, Op, Outcome, Region, Result};
+use crate::{Error, ErrorKind, Locality, Op, Outcome, Result};
 
 /// The link to a peer over one rail group of one transport.
 pub(crate) struct Link {
@@ -120,24 +120,22 @@ impl Link {
         self.rails.iter().flatten().next().map(|rail| rail.domain.capabilities())
     }
 
-    /// Runs a small request in the calling thread, if the direct path is open and the request waits for no trigger.
+    /// Runs a small request in the calling thread, if the direct path is open.
     #[inline(always)]
     pub fn try_direct(
         &self,
-        region: &Region,
+        region: &RegionInner,
         remote: &RemoteInner,
         span: CheckedRange,
         kind: WorkKind,
-        options: &WriteOptions,
+        imm: Option<u32>,
+        locality: Locality,
     ) -> Option<Op> {
-        if options.trigger.is_some() {
-            return None;
-        }
-        if options.imm.is_some() {
-            return self.try_direct_with_imm(region, remote, span, kind, options);
+        if imm.is_some() {
+            return self.try_direct_with_imm(region, remote, span, kind, imm, locality);
         }
         let path = self.host_memory_path(region, remote, span)?;
-        let result = self.run::<false>(path, region, span, kind, None, options.locality)?;
+        let result = self.run::<false>(path, region, span, kind, None, locality)?;
         Some(self.completed(result, span.len))
     }
 
@@ -146,13 +144,13 @@ impl Link {
     #[inline(never)]
     pub fn try_direct_device_memory(
         &self,
-        region: &Region,
+        region: &RegionInner,
         remote: &RemoteInner,
         span: CheckedRange,
         kind: WorkKind,
         imm: Option<u32>,
     ) -> Option<Op> {
-        let path = self.direct_path(remote, span.len).filter(|_| region.0.device_memory_mask != 0)?;
+        let path = self.direct_path(remote, span.len).filter(|_| region.device_memory_mask != 0)?;
         if !self.take_credit(kind, imm) {
             return None;
         }
@@ -165,18 +163,19 @@ impl Link {
     #[inline(never)]
     fn try_direct_with_imm(
         &self,
-        region: &Region,
+        region: &RegionInner,
         remote: &RemoteInner,
         span: CheckedRange,
         kind: WorkKind,
-        options: &WriteOptions,
+        imm: Option<u32>,
+        locality: Locality,
     ) -> Option<Op> {
         let path = self.host_memory_path(region, remote, span)?;
-        if !self.take_credit(kind, options.imm) {
+        if !self.take_credit(kind, imm) {
             return None;
         }
-        let result = self.run::<false>(path, region, span, kind, options.imm, options.locality);
-        self.return_unused_credit(kind, options.imm, &result);
+        let result = self.run::<false>(path, region, span, kind, imm, locality);
+        self.return_unused_credit(kind, imm, &result);
         Some(self.completed(result?, span.len))
     }
 
@@ -186,7 +185,7 @@ impl Link {
     fn run<const DEVICE_MEMORY: bool>(
         &self,
         path: &DirectPath,
-        region: &Region,
+        region: &RegionInner,
         span: CheckedRange,
         kind: WorkKind,
         imm: Option<u32>,
@@ -196,8 +195,8 @@ impl Link {
             id: 0,
             peer: path.slot,
             kind,
-            local: region.0.start.wrapping_add(span.local as usize),
-            lkey: if DEVICE_MEMORY { region.0.id } else { 0 },
+            local: region.start.wrapping_add(span.local as usize),
+            lkey: if DEVICE_MEMORY { region.id } else { 0 },
             len: span.len,
             remote: path.base.wrapping_add(span.remote),
             rkey: path.rkey,
@@ -218,12 +217,12 @@ impl Link {
     #[inline(always)]
     fn host_memory_path<'a>(
         &self,
-        region: &Region,
+        region: &RegionInner,
         remote: &'a RemoteInner,
         span: CheckedRange,
     ) -> Option<&'a DirectPath> {
         // The mask of device memory has all bits set: then the length exceeds every maximum.
-        self.direct_path(remote, span.len | region.0.device_memory_mask)
+        self.direct_path(remote, span.len | region.device_memory_mask)
     }
 
     /// The direct path to a remote region, if it is open for `len` bytes: the backend has one, and the worker has no

@@ -1,7 +1,5 @@
 //! The thread that drives engines. It spins while there is work, and sleeps otherwise.
 
-mod core_reservation;
-
 use std::os::fd::BorrowedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, Ordering, fence};
@@ -12,8 +10,6 @@ use std::time::{Duration, Instant};
 use super::Engine;
 use crate::spi::Armed;
 use crate::{Error, Result, WakeupHandle, WakeupPipe};
-pub(crate) use core_reservation::CoreReservation;
-use core_reservation::bind_to_core;
 
 /// How long a worker without work spins before it sleeps. Handing a command to a spinning thread was measured at
 /// 0.9 µs, to a sleeping one at 16 µs. 100 µs of spinning covers the gaps of a loop of requests, and costs an idle
@@ -28,8 +24,6 @@ pub(crate) struct Worker {
     thread: Option<JoinHandle<()>>,
     stop: Arc<AtomicBool>,
     wakeup: WakeupHandle,
-    /// Released after the thread has ended.
-    _core: Option<CoreReservation>,
 }
 
 /// The arguments of [`Worker::start`].
@@ -39,7 +33,7 @@ pub(crate) struct WorkerSetup {
     /// Wakes the worker; all its engines share it.
     pub wakeup: WakeupPipe,
     /// The core that the worker runs on. `None` lets the kernel choose.
-    pub core: Option<CoreReservation>,
+    pub core: Option<u32>,
     /// Held during every step, to measure what a lock that workers share costs.
     pub lock: Option<Arc<Mutex<()>>>,
 }
@@ -56,8 +50,7 @@ impl Worker {
     pub fn start(setup: WorkerSetup) -> Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let handle = setup.wakeup.handle().try_clone()?;
-        let WorkerSetup { name, engines, wakeup, core: reservation, lock } = setup;
-        let core = reservation.as_ref().map(CoreReservation::cpu);
+        let WorkerSetup { name, engines, wakeup, core, lock } = setup;
         let mut worker = WorkerLoop { engines, wakeup, lock, stop: Arc::clone(&stop) };
         let thread = std::thread::Builder::new()
             .name(name)
@@ -78,7 +71,7 @@ impl Worker {
             .map_err(|e| {
                 Error::os("open", "start a worker thread; raise the limit of processes (ulimit -u)", e)
             })?;
-        Ok(Self { thread: Some(thread), stop, wakeup: handle, _core: reservation })
+        Ok(Self { thread: Some(thread), stop, wakeup: handle })
     }
 }
 
@@ -170,5 +163,39 @@ impl WorkerLoop {
         if was_woken {
             self.wakeup.clear();
         }
+    }
+}
+
+/// Binds the calling thread to `core`.
+#[cfg(target_os = "linux")]
+fn bind_to_core(core: usize) -> std::io::Result<()> {
+    if core >= rustix::thread::CpuSet::MAX_CPU {
+        return Err(std::io::ErrorKind::InvalidInput.into());
+    }
+    let mut only = rustix::thread::CpuSet::new();
+    only.set(core);
+    Ok(rustix::thread::sched_setaffinity(None, &only)?)
+}
+
+#[cfg(not(target_os = "linux"))]
+fn bind_to_core(_: usize) -> std::io::Result<()> {
+    Err(std::io::ErrorKind::Unsupported.into())
+}
+
+#[cfg(all(test, target_os = "linux", not(miri)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_keeps_to_its_core() {
+        let allowed = rustix::thread::sched_getaffinity(None).unwrap();
+        let core = (0..rustix::thread::CpuSet::MAX_CPU).rev().find(|core| allowed.is_set(*core)).unwrap();
+        let bound = std::thread::spawn(move || {
+            bind_to_core(core).unwrap();
+            rustix::thread::sched_getaffinity(None).unwrap()
+        });
+        let bound = bound.join().unwrap();
+        assert_eq!((bound.count(), bound.is_set(core)), (1, true));
+        assert!(bind_to_core(usize::MAX).is_err());
     }
 }

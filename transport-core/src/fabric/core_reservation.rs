@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use topology::{Machine, pick_core};
 
-use crate::fabric::{GroupLocation, Pinning};
+use super::{GroupLocation, Pinning};
 
 /// A core that one worker runs on. While it is reserved, the workers of other fabrics prefer other cores.
 #[derive(Debug)]
@@ -71,22 +71,6 @@ impl Drop for CoreReservation {
     }
 }
 
-/// Binds the calling thread to `core`.
-#[cfg(target_os = "linux")]
-pub(super) fn bind_to_core(core: usize) -> std::io::Result<()> {
-    if core >= rustix::thread::CpuSet::MAX_CPU {
-        return Err(std::io::ErrorKind::InvalidInput.into());
-    }
-    let mut only = rustix::thread::CpuSet::new();
-    only.set(core);
-    Ok(rustix::thread::sched_setaffinity(None, &only)?)
-}
-
-#[cfg(not(target_os = "linux"))]
-pub(super) fn bind_to_core(_: usize) -> std::io::Result<()> {
-    Err(std::io::ErrorKind::Unsupported.into())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -113,19 +97,5 @@ mod tests {
         drop(second);
         let asked = GroupLocation { core: Some(7), ..GroupLocation::default() };
         assert_eq!(CoreReservation::for_worker(&Pinning::Near, 0, &[&asked], None).unwrap().cpu(), 7);
-    }
-
-    #[cfg(all(target_os = "linux", not(miri)))]
-    #[test]
-    fn a_thread_keeps_to_its_core() {
-        let allowed = rustix::thread::sched_getaffinity(None).unwrap();
-        let core = (0..rustix::thread::CpuSet::MAX_CPU).rev().find(|core| allowed.is_set(*core)).unwrap();
-        let bound = std::thread::spawn(move || {
-            bind_to_core(core).unwrap();
-            rustix::thread::sched_getaffinity(None).unwrap()
-        });
-        let bound = bound.join().unwrap();
-        assert_eq!((bound.count(), bound.is_set(core)), (1, true));
-        assert!(bind_to_core(usize::MAX).is_err());
     }
 }
