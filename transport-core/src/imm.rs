@@ -21,7 +21,7 @@ use values::{MAX_VALUES, Values};
 use crate::engine::waker_set::WakerSet;
 use crate::op::{block_on, needs_steps};
 use crate::peer::PeerInner;
-use crate::{Error, ErrorKind, Result, Signal};
+use crate::{Error, ErrorKind, Peer, Result, Signal};
 
 /// The counts of all imm values of one peer.
 #[derive(Default)]
@@ -84,6 +84,13 @@ impl ImmCounts {
 pub struct ImmCounter {
     pub(crate) peer: Arc<PeerInner>,
     pub(crate) imm: u32,
+}
+
+impl Peer {
+    /// The count of one imm value from this peer.
+    pub fn imm(&self, imm: u32) -> ImmCounter {
+        ImmCounter { peer: Arc::clone(&self.0), imm }
+    }
 }
 
 impl ImmCounter {
@@ -214,7 +221,7 @@ pub struct Expect {
 impl Expect {
     /// Blocks until the count is reached, at most `limit`. Then it returns `DeadlineExceeded`.
     pub fn wait(mut self, limit: Duration) -> Result<()> {
-        let fabric = self.counter.peer.fabric.clone();
+        let fabric = self.counter.peer.context.fabric.clone();
         let drive = || fabric.upgrade().is_some_and(|fabric| fabric.drive());
         block_on(&mut self, limit, |_| true, drive).unwrap_or_else(|| {
             let (have, want) = (self.counter.count(), self.n);
@@ -247,7 +254,6 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::Peer;
     use crate::engine::waker_set::tests::{Dropping, Woken, poll};
 
     #[test]

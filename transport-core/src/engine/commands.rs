@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 
+use super::peer::PeerState;
 use super::{DrainReply, Snapshot, Work};
 use crate::op::OpId;
-use crate::peer::PeerInner;
 use crate::pool::PoolPart;
 use crate::region::RegionInner;
 use crate::{Error, PeerId, Time, Trigger};
@@ -13,7 +13,7 @@ use crate::{Error, PeerId, Time, Trigger};
 /// A checked operation for the engine. A plain value, never boxed.
 pub(crate) struct Submission {
     pub id: OpId,
-    pub peer: Arc<PeerInner>,
+    pub peer: Arc<PeerState>,
     pub submitted_at: Time,
     /// What the operation waits for before it starts.
     pub trigger: Option<Trigger>,
@@ -26,7 +26,7 @@ pub(crate) struct Submission {
 /// All other commands: each is rarer than a submission.
 pub(crate) enum Control {
     /// A peer was admitted, and has a link to this engine.
-    Link { peer: Arc<PeerInner> },
+    Link { peer: Arc<PeerState> },
     /// The connection to a peer ended.
     Unlink { peer: PeerId, error: Error },
     /// The user cancelled an operation.

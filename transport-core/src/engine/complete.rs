@@ -216,7 +216,7 @@ impl Engine {
             let lost = || Error::new(ErrorKind::PeerDied, "poll", "the backend lost the connection");
             let error = gone.close_reason().unwrap_or_else(lost);
             self.fail_link(index, &error);
-            crate::Peer(gone).fail(error);
+            gone.context.failed(error);
         }
         self.retire_link(index);
     }
@@ -224,7 +224,7 @@ impl Engine {
     /// The endpoint of a rail has a new address: tells all peers.
     fn on_endpoint_changed(&self, rail: usize) {
         for link in self.links.iter().flatten().filter(|link| !link.dead) {
-            link.peer.announce_relocation(self.handle.group, rail);
+            link.peer.context.endpoint_changed(self.handle.group, rail);
         }
     }
 
@@ -271,7 +271,7 @@ impl Engine {
     fn probe(&self, link: u32) {
         let Some(state) = &self.links[link as usize] else { return };
         let probe = PeerProbe::new(Arc::clone(&self.handle), link, state.peer.id);
-        state.peer.session.probe(Box::new(probe));
+        state.peer.context.probe_wanted(probe);
     }
 
     /// A probe of the peer of a link has ended. If the peer is alive, ends the requests that failed before the probe

@@ -8,16 +8,16 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::operation::{ActiveOp, ActiveRail, Stage};
+use super::peer::PeerState;
 use super::rail::{MAX_RUN, RECEIVE_RAIL, Run};
 use super::step::HashedEvent;
 use super::trace::{TraceEvent, peer_number};
 use super::{Engine, Rail, Submission, Work};
 use crate::op::OpId;
-use crate::peer::PeerInner;
 use crate::plan::{RailRange, Shape, split};
 use crate::region::revoked;
 use crate::spi::{PostResult, Status, WorkKind};
-use crate::{Error, ErrorKind, Peer};
+use crate::{Error, ErrorKind};
 
 /// What [`Engine::post_at_once`] posted. The engine still has to record it.
 struct PostedAtOnce {
@@ -105,7 +105,7 @@ impl Engine {
     }
 
     /// The link to a peer; `None` if the engine does not know the peer yet, or if the link has failed.
-    fn live_link(&self, peer: &PeerInner) -> Option<u32> {
+    fn live_link(&self, peer: &PeerState) -> Option<u32> {
         let index = peer.links[self.handle.group].index;
         let known = self.links.get(index as usize)?.as_ref()?;
         (!known.dead && known.peer.id == peer.id).then_some(index)
@@ -614,12 +614,12 @@ impl Engine {
     #[cold]
     pub(super) fn renew_grant(&mut self, link: u32) {
         let Some(Some(state)) = self.links.get_mut(link as usize) else { return };
-        let peer = Peer(Arc::clone(&state.peer));
+        let peer = Arc::clone(&state.peer);
         let [imms, messages] = std::mem::take(&mut state.arrivals);
-        let announce = |allowance| peer.announce_grant(self.handle.transport, allowance);
-        match self.handle.receiver_credits.renew(peer.0.grantee(), imms, messages, announce) {
+        let announce = |allowance| peer.context.grant_renewed(self.handle.transport, allowance);
+        match self.handle.receiver_credits.renew(peer.grantee(), imms, messages, announce) {
             Ok(grant) => state.renew_after = grant.renew_after,
-            Err(error) => peer.fail(error),
+            Err(error) => peer.context.failed(error),
         }
     }
 }

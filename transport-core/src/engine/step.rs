@@ -10,12 +10,11 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use super::operation::{ActiveOp, ActiveRail, Drains, LocalUse, Revocations};
-use super::peer::{AmbiguousFailures, EarlyEvents, LinkState};
+use super::peer::{AmbiguousFailures, EarlyEvents, LinkState, PeerState};
 use super::rail::Receives;
 use super::trace::{OperationKind, RecentFailures, Snapshot, TraceEvent, peer_number};
 use super::{Control, DrainReply, EngineHandle, Rail, Submission};
 use crate::op::OpId;
-use crate::peer::PeerInner;
 use crate::plan::RailRange;
 use crate::region::{RegionInner, revoked};
 use crate::spi::{Completions, DeliveredScope, WorkKind};
@@ -390,7 +389,7 @@ impl Engine {
         }
     }
 
-    fn add_link(&mut self, peer: Arc<PeerInner>) {
+    fn add_link(&mut self, peer: Arc<PeerState>) {
         let link = &peer.links[self.handle.group];
         let index = link.index;
         let send_slots: Vec<_> = link.rails.iter().map(|rail| rail.as_ref().map(|rail| rail.slot)).collect();
@@ -410,7 +409,7 @@ impl Engine {
         let grant = self.handle.receiver_credits.state(peer.id);
         let renew_after = grant.map_or([1; 2], |grant| grant.renew_after);
         // An endpoint may have changed after the handshake: the peer has an old offer then.
-        (0..self.rails.len()).for_each(|rail| peer.announce_relocation(self.handle.group, rail));
+        (0..self.rails.len()).for_each(|rail| peer.context.endpoint_changed(self.handle.group, rail));
         self.links[index as usize] = Some(LinkState::new(peer, send_slots, receive_slots, renew_after));
         self.handle_early_events(index);
     }
@@ -424,7 +423,7 @@ impl Engine {
             early.events.into_iter().for_each(|event| self.handle_event(rail, event));
             if early.overflowed {
                 let why = "the peer sent more than this side has room for before it was admitted";
-                crate::Peer(Arc::clone(&peer)).fail(Error::new(ErrorKind::Protocol, "peer", why));
+                peer.context.failed(Error::new(ErrorKind::Protocol, "peer", why));
             }
         }
     }

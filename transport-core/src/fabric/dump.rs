@@ -52,7 +52,7 @@ impl Fabric {
         let parts = groups.zip(asked);
         let transports =
             parts.map(|((transport, group), asked)| transport.dump(group, asked, until)).collect();
-        let name = |peer: &crate::Peer| PeerDump { name: peer.0.name(), heard: peer.0.silence() };
+        let name = |peer: &crate::Peer| PeerDump { name: peer.0.name(), heard: peer.0.context.silence() };
         let mut peers: Vec<_> = lock(&fabric.peers).values().map(name).collect();
         peers.sort_by_key(|peer| peer.name.id);
         Dump {

@@ -200,7 +200,7 @@ impl FabricInner {
         }
         self.close_tenants();
         let peers: Vec<_> = lock(&self.peers).drain().map(|(_, peer)| peer).collect();
-        peers.iter().for_each(|peer| peer.0.session.goodbye());
+        peers.iter().for_each(|peer| peer.0.context.session.goodbye());
         // Not under the lock: the tasks that `shutdown` awaits may ask for the thread.
         let thread = lock(&self.control).take();
         if let Some(thread) = thread {

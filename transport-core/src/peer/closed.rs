@@ -28,7 +28,7 @@ impl Future for PeerClosed {
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Error> {
         let Self { peer, id } = self.get_mut();
-        let mut wakers = peer.close_wakers();
+        let mut wakers = peer.context.close_wakers();
         let reason = peer.close_reason();
         let old = match reason {
             Some(_) => wakers.unregister(id, ()),
@@ -46,7 +46,7 @@ impl Future for PeerClosed {
 impl Drop for PeerClosed {
     fn drop(&mut self) {
         if self.id.is_some() {
-            let old = self.peer.close_wakers().unregister(&mut self.id, ());
+            let old = self.peer.context.close_wakers().unregister(&mut self.id, ());
             drop(old);
         }
     }

@@ -22,7 +22,7 @@ pub struct Drain {
 impl Drain {
     /// Asks each engine that has operations to `peer`.
     pub(super) fn new(peer: &PeerInner) -> Result<Self> {
-        let fabric = peer.fabric.upgrade().ok_or_else(closed)?;
+        let fabric = peer.context.fabric.upgrade().ok_or_else(closed)?;
         fabric.check_open("drain")?;
         let mut waits = Vec::new();
         for link in peer.links.iter().filter(|link| !link.backlog.is_empty()) {

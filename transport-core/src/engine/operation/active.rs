@@ -5,11 +5,10 @@ use std::sync::Arc;
 
 use super::Work;
 use crate::engine::flow_control::{CreditCounter, SendCredit};
-use crate::engine::peer::LinkState;
+use crate::engine::peer::{LinkState, PeerState};
 use crate::engine::trace::GrantOf;
 use crate::index::GroupIndex;
 use crate::op::OpId;
-use crate::peer::PeerInner;
 use crate::plan::RailRange;
 use crate::spi::{Batch, WorkKind, WorkRequest};
 use crate::{Error, Time, Trigger};
@@ -33,7 +32,7 @@ pub(crate) struct ActiveOp {
     pub id: OpId,
     pub work: Work,
     pub link: u32,
-    pub peer: Arc<PeerInner>,
+    pub peer: Arc<PeerState>,
     /// The trigger that the operation waits for. `None` once it is due.
     pub trigger: Option<Trigger>,
     pub deadline: Time,

@@ -3,12 +3,12 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use crate::peer::PeerInner;
+use super::PeerState;
 use crate::spi::PeerSlot;
 
 /// The engine's state of the link to one peer.
 pub(in crate::engine) struct LinkState {
-    pub peer: Arc<PeerInner>,
+    pub peer: Arc<PeerState>,
     /// The slot over which each rail sends. `None` if the rail is not paired, or once the slot is gone.
     pub send_slots: Vec<Option<PeerSlot>>,
     /// Slots that only receive, with their rails, until they are gone.
@@ -34,7 +34,7 @@ pub(in crate::engine) enum ArrivalKind {
 
 impl LinkState {
     pub fn new(
-        peer: Arc<PeerInner>,
+        peer: Arc<PeerState>,
         send_slots: Vec<Option<PeerSlot>>,
         receive_slots: Vec<(usize, PeerSlot)>,
         renew_after: [u64; 2],
