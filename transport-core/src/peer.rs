@@ -232,7 +232,7 @@ impl Peer {
                 rail.disconnect();
             }
         }
-        self.0.imms.wake_all();
+        self.0.imms.close();
         self.0.context.barriers.wake_all();
         let due = self.0.context.close_wakers().take_all();
         due.wake();

@@ -13,6 +13,7 @@
 //! - `rail`: an endpoint, and the requests that are posted to it.
 //! - `peer`: what the engine knows of each peer.
 //! - `flow_control`: what each receiver grants its senders.
+//! - `imm`: the counts of the imms that arrive.
 //! - `trace`: flight recorder, dumps, stalls.
 //! - `timers`, `waker_set`: how futures wait.
 //! - `worker`: the thread that drives engines.
@@ -21,6 +22,7 @@ mod commands;
 mod complete;
 pub(crate) mod flow_control;
 mod handle;
+pub(crate) mod imm;
 mod operation;
 pub(crate) mod peer;
 #[allow(unsafe_code, reason = "posts requests whose memory `Engine::active` keeps alive")]

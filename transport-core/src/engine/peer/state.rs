@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::{Link, PeerEvents};
 use crate::engine::Control;
 use crate::engine::flow_control::Grantee;
+use crate::engine::imm::ImmCounts;
 use crate::engine::trace::PeerName;
-use crate::imm::ImmCounts;
 use crate::index::{AtomicGroup, GroupIndex, IndexVec, Number, TransportIndex};
 use crate::{Error, ErrorKind, PeerId, Result};
 

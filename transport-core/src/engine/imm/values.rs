@@ -6,8 +6,9 @@ use foldhash::HashMap;
 /// counts. Then further new values are refused.
 pub(super) const MAX_VALUES: usize = 1 << 20;
 
+/// The counts of the imm values of one peer.
 #[derive(Default)]
-pub(super) struct Values {
+pub(crate) struct Values {
     /// One value that is not among the others, and its count. It may be replaced while its count is zero and there are
     /// no others.
     first: (u32, u64),
