@@ -70,11 +70,9 @@ mod peer;
 mod plan;
 mod pool;
 mod prepared;
-#[allow(unsafe_code, reason = "copies into and out of checked ranges")]
 mod region;
 mod remote;
 mod request;
-mod retained;
 mod striping;
 mod submit;
 #[cfg(test)]
@@ -88,7 +86,7 @@ pub use control::{
 };
 pub use descriptor::Descriptor;
 pub use engine::flow_control::{EvenShares, Grant, GrantPolicy, GrantRequest};
-pub use engine::{RailCounters, StepReport};
+pub use engine::{Message, RailCounters, StepReport};
 pub use explain::{Explanation, RailPlan, TransportChoice};
 pub use fabric::{
     Fabric, FabricBuilder, GroupLocation, ListedGroup, Listener, Pinning, RailGroups, TransportConfig,
@@ -106,7 +104,7 @@ pub use options::{ImmMode, ReadOptions, SendOptions, WriteOptions, imm_count};
 pub use p2pmem::{P2pAllocator, P2pMemory};
 pub use pages::Pages;
 pub use peer::{Drain, Peer, PeerClosed, PeerId};
-pub use pool::{Message, NextMessage, RecvPool};
+pub use pool::{NextMessage, RecvPool};
 pub use prepared::PreparedWrite;
 pub use region::Region;
 pub use remote::RemoteRegion;

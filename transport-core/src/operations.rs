@@ -165,7 +165,7 @@ impl Peer {
             return Err(Error::new(ErrorKind::InvalidRequest, "write_pages", why));
         }
         src.0.check_usable("write_pages")?;
-        from.check(page, src.0.len, "source")?;
+        from.check(page, src.0.len(), "source")?;
         to.check(page, dst.0.len, "destination")?;
         dst.0.check(0, page, Access::REMOTE_WRITE, "write_pages")?;
         let link = self.link_to(src, &dst.0, "write_pages")?;
@@ -214,7 +214,7 @@ impl Peer {
     /// As [`Peer::send`], with options.
     pub fn send_with(&self, src: &Region, range: Range<usize>, options: &SendOptions) -> Result<Op> {
         let (link, span) = self.check_send(src, range, options)?;
-        let start = src.0.start.wrapping_add(span.local as usize);
+        let start = src.0.start().wrapping_add(span.local as usize);
         if src.0.device_memory_mask == 0
             && let Some(op) = link.try_direct_message(WorkKind::Send, start, span.len, options.imm)
         {

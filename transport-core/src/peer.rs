@@ -21,7 +21,6 @@ use crate::engine::flow_control::Allowance;
 use crate::engine::peer::{Link, PeerState};
 use crate::fabric::FabricInner;
 use crate::index::{GroupIndex, TransportIndex};
-use crate::remote::RemoteInner;
 use crate::spi::{Connector, PeerSlot};
 use crate::{Descriptor, Error, ErrorKind, RemoteRegion, Result};
 
@@ -102,11 +101,10 @@ impl Peer {
         }
         let mut errors = Vec::new();
         for links in self.0.links_by_transport().filter(|links| links[0].is_up()) {
-            match RemoteInner::import(self.id(), links, descriptor) {
+            match RemoteRegion::import(self.id(), links, descriptor) {
                 Ok(remote) => {
-                    let remote = Arc::new(remote);
-                    self.0.context.remember_import(&remote);
-                    return Ok(RemoteRegion(remote));
+                    self.0.context.remember_import(&remote.0);
+                    return Ok(remote);
                 }
                 Err(error) => errors.push(error),
             }

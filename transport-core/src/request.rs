@@ -5,10 +5,10 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::engine::Work;
+use crate::engine::memory::RemoteInner;
 use crate::engine::peer::{CheckedRange, Link};
 use crate::options::{ImmMode, PER_WR_UNIT, ReadOptions, SendOptions, WriteOptions};
 use crate::plan::Shape;
-use crate::remote::RemoteInner;
 use crate::spi::{Capabilities, Operations, WorkKind};
 use crate::{Access, Error, ErrorKind, Peer, Region, RemoteRegion, Result};
 

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 
+use super::memory::RegionInner;
 use super::peer::PeerState;
+use super::rail::PoolPart;
 use super::{DrainReply, Snapshot, Work};
 use crate::op::OpId;
-use crate::pool::PoolPart;
-use crate::region::RegionInner;
 use crate::{Error, PeerId, Time, Trigger};
 
 /// A checked operation for the engine. A plain value, never boxed.

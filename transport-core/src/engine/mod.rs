@@ -10,6 +10,7 @@
 //! - `post`: the engine takes an operation over, splits it over the rails, and posts it.
 //! - `complete`: the engine polls the endpoints, and ends operations.
 //! - `operation`: what an operation is, and how far it has come.
+//! - `memory`: registered memory, and regions of peers.
 //! - `rail`: an endpoint, and the requests that are posted to it.
 //! - `peer`: what the engine knows of each peer.
 //! - `flow_control`: what each receiver grants its senders.
@@ -23,6 +24,7 @@ mod complete;
 pub(crate) mod flow_control;
 mod handle;
 pub(crate) mod imm;
+pub(crate) mod memory;
 mod operation;
 pub(crate) mod peer;
 #[allow(unsafe_code, reason = "posts requests whose memory `Engine::active` keeps alive")]
@@ -38,8 +40,8 @@ pub(crate) mod worker;
 pub(crate) use commands::{Control, Submission};
 pub(crate) use handle::{EngineHandle, HandleSetup};
 pub(crate) use operation::{DrainAnswer, DrainReply, ImmCountdown, Work, drain_answer};
-pub use rail::RailCounters;
-pub(crate) use rail::{Rail, RailCounts};
+pub(crate) use rail::{Inbox, PoolPart, Rail, RailCounts};
+pub use rail::{Message, RailCounters};
 pub(crate) use step::Engine;
 pub use step::StepReport;
 pub(crate) use trace::Snapshot;

@@ -13,9 +13,9 @@ use super::rail::{MAX_RUN, RECEIVE_RAIL, Run};
 use super::step::HashedEvent;
 use super::trace::{TraceEvent, peer_number};
 use super::{Engine, Rail, Submission, Work};
+use crate::engine::memory::revoked;
 use crate::op::OpId;
 use crate::plan::{RailRange, Shape, split};
-use crate::region::revoked;
 use crate::spi::{PostResult, Status, WorkKind};
 use crate::{Error, ErrorKind};
 

@@ -14,9 +14,9 @@ use super::peer::{AmbiguousFailures, EarlyEvents, LinkState, PeerState};
 use super::rail::Receives;
 use super::trace::{OperationKind, RecentFailures, Snapshot, TraceEvent, peer_number};
 use super::{Control, DrainReply, EngineHandle, Rail, Submission};
+use crate::engine::memory::{RegionInner, revoked};
 use crate::op::OpId;
 use crate::plan::RailRange;
-use crate::region::{RegionInner, revoked};
 use crate::spi::{Completions, DeliveredScope, WorkKind};
 use crate::{Access, Clock, Error, ErrorKind, Outcome, PeerId, Result, Time};
 
@@ -580,7 +580,7 @@ impl Engine {
     fn revoke(&mut self, id: Option<OpId>, region: Arc<RegionInner>, deadline: Time) {
         let now = self.now();
         if let Some(id) = id {
-            self.record_started(id, OperationKind::Revoke, 0, region.len);
+            self.record_started(id, OperationKind::Revoke, 0, region.len());
             self.schedule_checks(now, deadline);
         }
         let index = self.revocations.add(id, region, deadline, now);

@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::task::Poll;
 
 use crate::Time;
+use crate::engine::memory::RegionInner;
 use crate::index::TransportIndex;
 use crate::op::OpId;
-use crate::region::RegionInner;
 
 /// A region that is being revoked.
 pub(in crate::engine) struct Revocation {

@@ -6,11 +6,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::ActiveRail;
 use crate::engine::flow_control::{CreditCounter, SendCredit, Weight};
+use crate::engine::memory::{RegionInner, RemoteInner};
 use crate::engine::trace::OperationKind;
 use crate::index::TransportIndex;
 use crate::plan::{RailRange, Shape};
-use crate::region::RegionInner;
-use crate::remote::RemoteInner;
 use crate::spi::{Batch, PeerSlot, Piece, WorkKind, WorkRequest};
 use crate::{ImmMode, Locality, copy};
 
@@ -154,7 +153,7 @@ impl Work {
             id,
             peer: PeerSlot(rail.slot),
             kind: self.kind,
-            local: self.local.as_ref().map_or(std::ptr::null_mut(), |region| region.start),
+            local: self.local.as_ref().map_or(std::ptr::null_mut(), |region| region.start()),
             lkey: rail.lkey,
             len: 0,
             remote: rail.base,

@@ -7,9 +7,8 @@ use crossbeam_utils::CachePadded;
 
 use crate::copy::{self, CopyStrategy};
 use crate::engine::flow_control::{Backlog, SendCredit};
+use crate::engine::memory::{DirectPath, RegionInner, RemoteInner};
 use crate::engine::{Control, EngineHandle};
-use crate::region::RegionInner;
-use crate::remote::{DirectPath, RemoteInner};
 use crate::spi::{Capabilities, Connector, Direct, Domain, Operations, PeerSlot, WorkKind, WorkRequest};
 use crate::{Error, ErrorKind, Locality, Op, Outcome, Result};
 
@@ -195,7 +194,7 @@ impl Link {
             id: 0,
             peer: path.slot,
             kind,
-            local: region.start.wrapping_add(span.local as usize),
+            local: region.start().wrapping_add(span.local as usize),
             lkey: if DEVICE_MEMORY { region.id } else { 0 },
             len: span.len,
             remote: path.base.wrapping_add(span.remote),

@@ -1,10 +1,11 @@
 //! One rail: an endpoint, the requests posted to it, and the operations that wait to post.
 //!
 //! In reading order: [`Rail`], [`RoundRobin`] (which operation posts next), [`SendWindow`] (how many bytes may be in
-//! flight), [`Inflight`] (the requests in flight), [`Receives`] (receives), [`RailCounts`] (counters).
+//! flight), [`Inflight`] (the requests in flight), [`Receives`] and [`PoolPart`] (receives), [`RailCounts`] (counters).
 
 mod counters;
 mod inflight;
+mod receive_pool;
 #[allow(unsafe_code, reason = "posts receives; their table keeps the regions alive")]
 mod receives;
 mod round_robin;
@@ -16,9 +17,11 @@ use std::time::Duration;
 pub use counters::RailCounters;
 pub(crate) use counters::RailCounts;
 pub(super) use inflight::{MAX_RUN, Run};
+pub use receive_pool::Message;
+pub(crate) use receive_pool::{Inbox, PoolPart};
 pub(super) use receives::{RECEIVE_RAIL, Receives};
 
-use crate::retained::{RetainedByRail, RetainedMemory};
+use crate::engine::memory::{RetainedByRail, RetainedMemory};
 use crate::spi::{Batch, Domain, Endpoint, EndpointConfig, Revocation, Status};
 use crate::{Result, Time};
 use inflight::Inflight;

@@ -3,13 +3,12 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Weak};
 
-use super::Rail;
+use super::{Message, PoolPart, Rail};
 use crate::engine::EngineHandle;
+use crate::engine::memory::{RegionInner, revoked};
 use crate::op::OpId;
-use crate::pool::PoolPart;
-use crate::region::{RegionInner, revoked};
 use crate::spi::ReceiveRequest;
-use crate::{Error, ErrorKind, Message, Outcome, PeerId, Time};
+use crate::{Error, ErrorKind, Outcome, PeerId, Time};
 
 /// The rail of an engine on which messages arrive.
 pub(in crate::engine) const RECEIVE_RAIL: usize = 0;
@@ -121,7 +120,7 @@ impl Receives {
             }
             let request = ReceiveRequest {
                 id,
-                local: region.start.wrapping_add(receive.offset as usize),
+                local: region.start().wrapping_add(receive.offset as usize),
                 lkey: region.regions[handle.transport][handle.first_rail + RECEIVE_RAIL]
                     .as_ref()
                     .map_or(0, |region| region.lkey()),

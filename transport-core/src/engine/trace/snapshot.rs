@@ -154,7 +154,7 @@ impl<'a> Describer<'a> {
     fn revocation(&self, revocation: &Revocation) -> Option<OperationDump> {
         let wait = if revocation.is_in_use() { WaitReason::LocalUse } else { WaitReason::PeerCopy };
         Some(OperationDump {
-            bytes: revocation.region.len,
+            bytes: revocation.region.len(),
             left: Some(revocation.deadline.since(self.now)),
             waits: vec![wait],
             stalled: revocation.stalled,
