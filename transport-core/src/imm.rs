@@ -16,7 +16,7 @@ pub use arrivals::{Arrivals, NextArrivals};
 pub use mirror::{Mirror, OnPeerClosed};
 
 use crate::engine::imm::Values;
-use crate::op::{block_on, needs_steps};
+use crate::engine::op::{block_on, needs_steps};
 use crate::peer::PeerInner;
 use crate::{Error, ErrorKind, Peer, Result, Signal};
 
@@ -184,7 +184,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::engine::waker_set::tests::{Dropping, Woken, poll};
+    use crate::tests::wakers::{Dropping, Woken, poll};
 
     #[test]
     fn an_arrival_wakes_only_those_due() {

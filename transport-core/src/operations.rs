@@ -5,9 +5,9 @@ use std::ops::Range;
 
 use crate::engine::Work;
 use crate::engine::peer::{CheckedRange, Link};
+use crate::engine::plan::Shape;
 use crate::options::{ReadOptions, SendOptions, WriteOptions};
 use crate::pages::Pages;
-use crate::plan::Shape;
 use crate::prepared::PreparedWrite;
 use crate::request::{cut_read, cut_write, imm_alone, message};
 use crate::spi::{Operations, WorkKind};

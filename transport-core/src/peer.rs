@@ -10,41 +10,22 @@ mod context;
 mod drain;
 
 use std::future::Future;
-use std::num::NonZeroU64;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use crate::control::{Identity, SessionHandle, SessionHost, SessionPeer};
 use crate::engine::Control;
 use crate::engine::flow_control::Allowance;
+use crate::engine::index::{GroupIndex, TransportIndex};
 use crate::engine::peer::{Link, PeerState};
 use crate::fabric::FabricInner;
-use crate::index::{GroupIndex, TransportIndex};
 use crate::spi::{Connector, PeerSlot};
-use crate::{Descriptor, Error, ErrorKind, RemoteRegion, Result};
+use crate::{Descriptor, Error, ErrorKind, PeerId, RemoteRegion, Result};
 
 pub(crate) use barriers::{Barriers, MAX_AHEAD, Refusal};
 pub use closed::PeerClosed;
 pub(crate) use context::PeerContext;
 pub use drain::Drain;
-
-/// A connected peer's number. It is unique among all fabrics of this process, and never used again.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct PeerId(pub(crate) NonZeroU64);
-
-impl PeerId {
-    pub(crate) fn next() -> Self {
-        static PEERS: AtomicU64 = AtomicU64::new(1);
-        Self(NonZeroU64::new(PEERS.fetch_add(1, Ordering::Relaxed)).unwrap_or(NonZeroU64::MAX))
-    }
-}
-
-impl std::fmt::Display for PeerId {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "peer {}", self.0)
-    }
-}
 
 /// The state that the clones of a [`Peer`] share.
 pub(crate) type PeerInner = PeerState<PeerContext>;
@@ -223,7 +204,7 @@ impl Peer {
 
     /// Takes the links down and wakes all waiters. Called once per peer, after its close reason is set.
     fn tear_down(&self, error: &Error) {
-        tracing::debug!(peer = self.0.id.0.get(), %error, "peer is gone");
+        tracing::debug!(peer = self.0.id.number(), %error, "peer is gone");
         for link in self.0.links.iter().filter(|link| link.is_up()) {
             link.engine.control(Control::Unlink { peer: self.0.id, error: error.clone() });
             for (_, rail) in link.pairs() {

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use crate::engine::op::{block_on, needs_steps};
 use crate::engine::{EngineHandle, Inbox, PoolPart};
-use crate::op::{block_on, needs_steps};
 use crate::{Access, Error, ErrorKind, Fabric, Message, Result};
 
 /// Receives of equal size, posted on every transport. Dropping a message posts its buffer again.

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::engine::Work;
+use crate::engine::index::TransportIndex;
 use crate::engine::peer::Link;
-use crate::index::TransportIndex;
 use crate::{Access, Op, Peer, Result, Signal, Trigger};
 
 /// A paged write that is ready to be posted many times, as in a loop over a KV cache.

@@ -7,10 +7,10 @@ use std::sync::Arc;
 use crate::engine::Work;
 use crate::engine::memory::RemoteInner;
 use crate::engine::peer::{CheckedRange, Link};
-use crate::options::{ImmMode, PER_WR_UNIT, ReadOptions, SendOptions, WriteOptions};
-use crate::plan::Shape;
+use crate::engine::plan::Shape;
+use crate::options::{PER_WR_UNIT, ReadOptions, SendOptions, WriteOptions};
 use crate::spi::{Capabilities, Operations, WorkKind};
-use crate::{Access, Error, ErrorKind, Peer, Region, RemoteRegion, Result};
+use crate::{Access, Error, ErrorKind, ImmMode, Peer, Region, RemoteRegion, Result};
 
 impl Peer {
     /// Checks a write of a range against both regions and the peer. Inlined into every write, because a call that

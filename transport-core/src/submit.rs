@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::engine::op::OpId;
 use crate::engine::peer::Link;
 use crate::engine::{Submission, Work};
-use crate::op::OpId;
 use crate::striping::{OpSlot, OpSlots};
 use crate::{Op, Peer, Result, Time, Trigger};
 
@@ -93,7 +93,7 @@ impl Peer {
         if !tracing::enabled!(tracing::Level::DEBUG) {
             return tracing::Span::none();
         }
-        let (peer, bytes) = (self.0.id.0.get(), work.bytes());
+        let (peer, bytes) = (self.0.id.number(), work.bytes());
         let span = tracing::debug_span!("operation", op = %id, transport, operation, peer, bytes);
         tracing::trace!(parent: &span, "submitted");
         span

@@ -14,10 +14,10 @@ use super::tenant::Tenancy;
 use super::transport::OpenSettings;
 use super::{Fabric, FabricInner, RailGroups, Transport, Workers};
 use crate::control::{Bootstrap, ControlSettings, HandshakeLimiter, Identity, TcpBootstrap, Token};
+use crate::engine::index::{GroupIndex, Number, TransportIndex};
 use crate::engine::memory::RetainedMemory;
+use crate::engine::op::MAX_OPERATIONS;
 use crate::engine::trace::StallMonitor;
-use crate::index::{GroupIndex, Number, TransportIndex};
-use crate::op::MAX_OPERATIONS;
 use crate::spi::{Backend, DeviceInfo, DomainSetup};
 use crate::{Clock, Dump, Error, ErrorKind, EvenShares, GrantPolicy, Result, SystemClock};
 

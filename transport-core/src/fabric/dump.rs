@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use super::group::Group;
 use super::{Fabric, FabricInner, Transport, lock};
+use crate::engine::index::{GroupIndex, Number};
 use crate::engine::trace::Stall;
 use crate::engine::{Control, Snapshot};
-use crate::index::{GroupIndex, Number};
 use crate::observe::{Dump, PeerDump, RailDump, TransportDump, WorkerState};
 
 /// The most time that a dump waits for all workers together. A worker that is awake answers after its current batch,

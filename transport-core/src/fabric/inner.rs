@@ -10,10 +10,10 @@ use super::placement::PlacementPolicy;
 use super::transport::Transport;
 use super::{lock, tenant};
 use crate::control::{Bootstrap, ControlSettings, ControlThread, HandshakeLimiter, Identity, TaskTracker};
+use crate::engine::index::{IndexVec, TransportIndex};
 use crate::engine::memory::RetainedMemory;
 use crate::engine::memory::{RegionInner, RegionOwner};
 use crate::engine::{Control, EngineHandle};
-use crate::index::{IndexVec, TransportIndex};
 use crate::spi::Revocation;
 use crate::{Access, Clock, Error, ErrorKind, Op, Peer, PeerId, Region, Result, Time};
 

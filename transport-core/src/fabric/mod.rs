@@ -25,7 +25,6 @@ pub(crate) use inner::FabricInner;
 pub use placement::{GroupLocation, ListedGroup, RailGroups};
 pub(crate) use transport::Transport;
 pub use transport::TransportInfo;
-pub(crate) use workers::Posting;
 pub use workers::{Pinning, Workers};
 
 use crate::control;

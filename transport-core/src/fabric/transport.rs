@@ -10,11 +10,11 @@ use super::group::Group;
 use super::placement::PlacementPolicy;
 use super::{GroupLocation, TransportConfig, Workers, lock};
 use crate::engine::flow_control::ReceiverCredits;
+use crate::engine::index::{GroupIndex, TransportIndex};
 use crate::engine::memory::RetainedMemory;
 use crate::engine::trace::StallMonitor;
 use crate::engine::worker::{Worker, WorkerSetup};
 use crate::engine::{Engine, EngineHandle, HandleSetup, Rail, RailCounters, RailCounts};
-use crate::index::{GroupIndex, TransportIndex};
 use crate::spi::{Capabilities, DeviceInfo, Domain, DomainSetup, MemoryRegion};
 use crate::{Access, Error, ErrorKind, GrantPolicy, Memory, Result, WakeupHandle, WakeupPipe};
 

@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use super::{PeerGroup, refused};
 use crate::control::MAX_NAME;
+use crate::engine::op::{block_on, needs_steps};
 use crate::engine::timers::Timer;
 use crate::fabric::FabricInner;
-use crate::op::{block_on, needs_steps};
 use crate::peer::{MAX_AHEAD, Refusal};
 use crate::{Error, ErrorKind, Result};
 

@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 
 use super::PeerInner;
 use crate::Error;
-use crate::op::needs_steps;
+use crate::engine::op::needs_steps;
 
 /// The future of [`Peer::closed`](crate::Peer::closed).
 #[must_use = "futures do nothing unless awaited"]
@@ -49,5 +49,29 @@ impl Drop for PeerClosed {
             let old = self.peer.context.close_wakers().unregister(&mut self.id, ());
             drop(old);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tests::wakers::{Dropping, Woken, poll};
+    use crate::{ErrorKind, Peer};
+
+    #[test]
+    fn closed_resolves_and_leaves_nothing_behind() {
+        let peer = Peer::alone();
+        let (woken, dropped) = (Arc::<Woken>::default(), Arc::<Woken>::default());
+        let mut closed = peer.closed();
+        for _ in 0..100 {
+            assert!(poll(&mut closed, &woken).is_pending());
+            assert!(poll(&mut peer.closed(), &dropped).is_pending());
+        }
+        assert_eq!((woken.kept(), dropped.kept()), (1, 0));
+        let dropping = Dropping::leave(peer.closed());
+        peer.disconnect();
+        assert!(dropping.is_done());
+        assert_eq!((woken.take(), woken.kept(), dropped.take()), (1, 0, 0));
+        assert!(matches!(poll(&mut closed, &woken), Poll::Ready(e) if e.kind() == ErrorKind::Closed));
     }
 }

@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 use super::{Barriers, Peer, PeerInner};
 use crate::control::{Identity, SessionHandle};
 use crate::engine::flow_control::Allowance;
+use crate::engine::index::{GroupIndex, TransportIndex};
 use crate::engine::memory::RemoteInner;
 use crate::engine::peer::{PeerEvents, PeerIdentity, PeerProbe};
 use crate::engine::waker_set::WakerSet;
 use crate::fabric::FabricInner;
-use crate::index::{GroupIndex, TransportIndex};
 use crate::{Clock, Error};
 
 /// The state of a peer that the engines do not know.

@@ -7,8 +7,8 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use super::PeerInner;
+use crate::engine::op::needs_steps;
 use crate::engine::{Control, DrainAnswer, EngineHandle, drain_answer};
-use crate::op::needs_steps;
 use crate::{Error, ErrorKind, Result, wait};
 
 /// The future of [`Peer::drain`](crate::Peer::drain).

@@ -7,7 +7,7 @@ use super::raw::Raw;
 use super::session::with_raw;
 use super::{builder, fabric, listening, pair, served, wait};
 use crate::control::frame::{Cause, Frame, MAX_OFFERS};
-use crate::index::GroupIndex;
+use crate::engine::index::GroupIndex;
 use crate::spi::Allowance;
 use crate::spi::WorkKind;
 use crate::{ErrorKind, Grant, GrantPolicy, GrantRequest, Peer};
