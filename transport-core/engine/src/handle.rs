@@ -127,11 +127,13 @@ impl EngineHandle {
         let _ = self.caller_driven.set(Arc::downgrade(engine));
     }
 
+    #[inline]
     pub fn is_driven_by_caller(&self) -> bool {
         self.caller_driven.get().is_some()
     }
 
     /// Takes a slot in the op table.
+    #[inline]
     pub fn insert(&self, operation: &'static str) -> Result<OpId> {
         self.table.insert().ok_or_else(|| {
             let why = format!(
@@ -165,6 +167,7 @@ impl EngineHandle {
     }
 
     /// Sends a command to the engine.
+    #[inline]
     pub fn control(&self, control: Control) {
         self.controls.push(control);
         self.after_push();
@@ -230,6 +233,7 @@ impl EngineHandle {
     }
 
     /// Wakes the worker if it sleeps. If not, this costs one fence.
+    #[inline]
     pub fn wake(&self) {
         // Pairs with the fence in `worker`: either the worker sees the command, or this thread sees `parked`.
         fence(Ordering::SeqCst);

@@ -60,6 +60,7 @@ impl GroupIndex {
     pub const FIRST: Self = Self(0);
 
     /// The group `groups` further on.
+    #[inline]
     pub fn plus(self, groups: usize) -> Self {
         Self(self.0 + groups)
     }

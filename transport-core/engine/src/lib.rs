@@ -25,9 +25,10 @@
 //!
 //! # Contract
 //!
-//! The caller checks a request before it submits it: ranges lie inside their regions, and the regions belong to the
-//! transport of the engine. The engine keeps the memory of a request alive until the device has finished with it. The
-//! modules that only the core needs are public, but not documented here, and may change with any version.
+//! The caller checks a request before it submits it, or runs it over a [`Link`](peer::Link): ranges lie inside their
+//! regions, and the regions belong to the transport of the engine. The engine keeps the memory of a request alive until
+//! the device has finished with it. The functions that rest on these checks are not `unsafe`, because they are the
+//! core's alone. They and their modules are public, but hidden in the documentation, and may change with any version.
 //!
 //! # Threads and cleanup
 //!

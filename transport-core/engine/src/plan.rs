@@ -21,6 +21,7 @@ pub enum Shape {
 
 impl Shape {
     /// The number of pieces in the whole operation. An operation without bytes has one empty piece.
+    #[inline]
     pub fn piece_count(&self) -> u32 {
         match self {
             // The usual case; it needs no division.
@@ -32,6 +33,7 @@ impl Shape {
         }
     }
 
+    #[inline]
     pub fn bytes(&self) -> u64 {
         match self {
             Self::Range { len, .. } => *len,
@@ -63,11 +65,13 @@ impl Shape {
     }
 
     /// Whether the shape is one piece without bytes: an imm alone.
+    #[inline]
     pub fn is_empty(&self) -> bool {
         matches!(self, Self::Range { len: 0, .. })
     }
 
     /// Whether the shape is a list of pages.
+    #[inline]
     pub fn is_pages(&self) -> bool {
         matches!(self, Self::Pages { .. } | Self::Listed { paged: true, .. })
     }
@@ -110,6 +114,7 @@ impl Shape {
     }
 
     /// The chunk size, near `preferred` and at most `max`, with which the number of pieces fits into `u32`.
+    #[inline]
     pub fn chunk_for(len: u64, preferred: u64, max: u64) -> u64 {
         preferred.max(len.div_ceil(u64::from(u32::MAX - 1))).clamp(1, max.max(1))
     }
@@ -125,6 +130,7 @@ pub struct PageLayout {
 
 impl PageLayout {
     /// Pages at `offset + index * stride` bytes. The caller has checked that the page of the largest index is in bounds.
+    #[inline]
     pub fn new(indices: Arc<[u32]>, stride: u64, offset: u64) -> Self {
         Self { indices, stride, offset }
     }
@@ -148,16 +154,19 @@ pub struct RailRange {
 
 impl RailRange {
     /// All pieces of `shape`.
+    #[inline]
     pub fn all_of(shape: &Shape) -> Self {
         Self { start: 0, end: shape.piece_count() }
     }
 
     /// The number of pieces.
+    #[inline]
     pub fn len(self) -> u32 {
         self.end - self.start
     }
 
     /// The part of the range between two fractions of it: `from / whole` and `to / whole`.
+    #[inline]
     pub fn part(self, from: u64, to: u64, whole: u64) -> Self {
         let at = |part: u64| (u128::from(self.len()) * u128::from(part) / u128::from(whole.max(1))) as u32;
         Self { start: self.start + at(from), end: self.start + at(to) }

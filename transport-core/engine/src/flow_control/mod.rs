@@ -65,34 +65,15 @@ pub struct GrantRequest<'a> {
     pub taken: u64,
 }
 
-/// Decides how much each peer may send; see [`FabricBuilder::grant_policy`](crate::FabricBuilder::grant_policy).
+/// Decides how much each peer may send; see `FabricBuilder::grant_policy`.
 ///
 /// The fabric asks the policy when a peer connects, whenever the engines have taken half of the peer's grant out of
-/// the completion queue, and on [`Peer::regrant`](crate::Peer::regrant). The answer counts from that moment on. A
-/// grant cannot be taken back: smaller limits of imms and messages apply once the peer has used up the larger ones. A
-/// smaller limit of bytes applies at once, to operations that begin after it.
+/// the completion queue, and on `Peer::regrant`. The answer counts from that moment on. A grant cannot be taken back:
+/// smaller limits of imms and messages apply once the peer has used up the larger ones. A smaller limit of bytes
+/// applies at once, to operations that begin after it.
 ///
 /// Workers and the control thread call the policy, one call per transport at a time. It must not block, and must not
 /// call the fabric.
-///
-/// ```
-/// use std::sync::Arc;
-/// use multirail_core::{GrantPolicy, GrantRequest, EvenShares, FabricBuilder, Grant};
-///
-/// /// Prefill hosts get even shares. All others get 8 MiB, 64 imms and one message at a time.
-/// struct PrefillFirst;
-///
-/// impl GrantPolicy for PrefillFirst {
-///     fn grant(&self, request: &GrantRequest<'_>) -> Grant {
-///         match request.host.starts_with("prefill-") {
-///             true => EvenShares.grant(request),
-///             false => Grant { bytes: 8 << 20, imms: request.free.min(64), messages: 1 },
-///         }
-///     }
-/// }
-///
-/// let builder = FabricBuilder::new().grant_policy(Arc::new(PrefillFirst));
-/// ```
 pub trait GrantPolicy: Send + Sync {
     /// What the peer may send from now on.
     fn grant(&self, request: &GrantRequest<'_>) -> Grant;

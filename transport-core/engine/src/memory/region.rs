@@ -118,6 +118,7 @@ impl RegionInner {
     }
 
     /// Copies `bytes` into the region, from `offset` on.
+    #[inline]
     pub fn copy_in(&self, offset: usize, bytes: &[u8]) -> Result<()> {
         self.check_bounds(offset..offset.saturating_add(bytes.len()), "copy_in")?;
         if let Some(done) = self.memory.store(offset, bytes) {
@@ -130,6 +131,7 @@ impl RegionInner {
     }
 
     /// Copies bytes out of the region, from `offset` on.
+    #[inline]
     pub fn copy_out(&self, offset: usize, into: &mut [u8]) -> Result<()> {
         self.check_bounds(offset..offset.saturating_add(into.len()), "copy_out")?;
         if let Some(done) = self.memory.load(offset, into) {
@@ -203,6 +205,7 @@ impl RegionInner {
         self.regions[transport][rails].iter().any(Option::is_some)
     }
 
+    #[inline]
     pub fn is_revoked(&self) -> bool {
         self.limit.load(Ordering::Acquire) == 0
     }

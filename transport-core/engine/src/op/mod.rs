@@ -39,7 +39,7 @@ pub struct Outcome {
 /// A submitted operation. It runs even if nobody polls it.
 ///
 /// Dropping it requests a cancel and returns at once. The library keeps the operation's memory until the hardware has
-/// finished with it. Until then posted bytes may still land. [`Peer::drain`](crate::Peer::drain) waits until no dropped
+/// finished with it. Until then posted bytes may still land. `Peer::drain` waits until no dropped
 /// operation can move bytes; [`Op::cancel`] waits for this operation alone. [`Op::detach`] lets the operation run to
 /// its end instead.
 #[must_use = "dropping an operation cancels it; await it, or call detach()"]
@@ -87,6 +87,7 @@ impl Op {
 
     /// The operation's id in dumps, traces and logs; `None` if it ran in the calling thread. A joint operation has the
     /// id of its first part with an id.
+    #[inline]
     pub fn id(&self) -> Option<OpId> {
         match &self.0 {
             State::Waiting(Waiting::One(pending)) => Some(pending.id),

@@ -89,6 +89,7 @@ impl OpTable {
     }
 
     /// Takes a slot; `None` when all are in use.
+    #[inline]
     pub fn insert(&self) -> Option<OpId> {
         let index = self.free.pop()?;
         let state = self.slots[index as usize].state.load(Relaxed);
@@ -116,11 +117,13 @@ impl OpTable {
         slot.waker.wake();
     }
 
+    #[inline]
     pub fn is_completed(&self, id: OpId) -> bool {
         self.slot(id).state.load(Acquire) & COMPLETED != 0
     }
 
     /// Whether no byte can move any more.
+    #[inline]
     pub fn is_quiesced(&self, id: OpId) -> bool {
         self.slot(id).state.load(Acquire) & QUIESCED != 0
     }
@@ -145,6 +148,7 @@ impl OpTable {
     }
 
     /// Frees a slot whose id neither an engine nor a waiter has.
+    #[inline]
     pub fn take_back(&self, id: OpId) {
         self.free(id);
     }
@@ -163,6 +167,7 @@ impl OpTable {
     }
 
     /// The result if it is there.
+    #[inline]
     pub fn try_result(&self, id: OpId) -> Option<Result<Outcome>> {
         self.is_completed(id).then(|| self.take(id))
     }
@@ -173,6 +178,7 @@ impl OpTable {
     }
 
     /// Releases the waiter's hold on the slot. The waiter must not use `id` after this.
+    #[inline]
     pub fn release(&self, id: OpId) {
         let before = self.slot(id).state.fetch_or(RELEASED, AcqRel);
         if before & QUIESCED != 0 {

@@ -42,8 +42,9 @@ thread_local! {
 /// wait for. Do not call it in a thread of an executor, because it blocks that thread.
 ///
 /// ```
+/// # use multirail_engine::wait;
+/// # use multirail_spi::ErrorKind;
 /// use std::time::Duration;
-/// use multirail_core::{ErrorKind, wait};
 ///
 /// assert_eq!(wait(async { 7 }, Duration::from_secs(1)).unwrap(), 7);
 /// let never = wait(std::future::pending::<()>(), Duration::from_millis(1));
@@ -75,6 +76,7 @@ pub fn wait<F: Future>(future: F, limit: Duration) -> Result<F::Output> {
 }
 
 /// Called by a pending future, to tell the [`wait`] that polls it, if there is one, to drive a caller-driven engine.
+#[inline]
 pub fn needs_steps(engine: &Arc<EngineHandle>) {
     if engine.is_driven_by_caller() {
         DRIVEN.with_borrow_mut(|driven| match driven {

@@ -46,6 +46,7 @@ pub struct Work {
 
 impl Work {
     /// All pieces of `shape`, without memory and without an imm. The caller sets these.
+    #[inline]
     pub fn of(kind: WorkKind, shape: Shape) -> Self {
         Self {
             kind,
@@ -62,11 +63,13 @@ impl Work {
     }
 
     /// Whether the local region, if there is one, is registered on rail `rail` of a transport.
+    #[inline]
     pub fn is_local_on(&self, transport: TransportIndex, rail: usize) -> bool {
         self.local.as_ref().is_none_or(|region| region.regions[transport][rail].is_some())
     }
 
     /// Whether the remote region, if there is one, is imported on rail `rail` of its transport.
+    #[inline]
     pub fn is_remote_on(&self, rail: usize) -> bool {
         self.remote.as_ref().is_none_or(|remote| remote.imports[rail].is_some())
     }
@@ -77,6 +80,7 @@ impl Work {
     }
 
     /// Whether the work is one request that is never split over rails: an imm alone, or a message.
+    #[inline]
     pub fn is_whole(&self) -> bool {
         self.shape.is_empty() || self.kind == WorkKind::Send
     }
@@ -97,6 +101,7 @@ impl Work {
     }
 
     /// The bytes of this engine's pieces.
+    #[inline]
     pub fn bytes(&self) -> u64 {
         self.shape.bytes_of(self.pieces.start..self.pieces.end)
     }

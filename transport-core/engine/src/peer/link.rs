@@ -105,6 +105,7 @@ impl Drop for RenewalGuard<'_> {
 }
 
 impl Link {
+    #[inline]
     pub fn is_up(&self) -> bool {
         self.refused.is_none()
     }
@@ -115,6 +116,7 @@ impl Link {
         sending.chain(self.receiving.iter().map(|(rail, pair)| (*rail, pair)))
     }
 
+    #[inline]
     pub fn capabilities(&self) -> Option<&Capabilities> {
         self.rails.iter().flatten().next().map(|rail| rail.domain.capabilities())
     }
@@ -294,6 +296,7 @@ impl Link {
     }
 
     /// The capabilities of the transport, or an error if it does not support the operation or the imm.
+    #[inline]
     pub fn require(
         &self,
         operation: Operations,
