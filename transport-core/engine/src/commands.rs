@@ -46,7 +46,7 @@ pub enum Control {
     GrantReceived { link: u32 },
     /// The engine is to renew the grant of a peer.
     RenewGrant { link: u32, peer: PeerId },
-    /// A [`PeerProbe`](super::PeerProbe) has ended.
+    /// A [`PeerProbe`](super::peer::PeerProbe) has ended.
     ProbeEnded { link: u32, peer: PeerId },
     /// A [`Timer`](super::timers::Timer) was set.
     Timer { at: Time },

@@ -93,6 +93,7 @@ impl RegionInner {
 
     /// The length in bytes.
     #[inline]
+    #[expect(clippy::len_without_is_empty, reason = "no memory without bytes is registered")]
     pub fn len(&self) -> u64 {
         self.len
     }

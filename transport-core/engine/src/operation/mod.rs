@@ -1,7 +1,7 @@
 //! The operations that an engine has taken over.
 //!
-//! In reading order: [`Work`] (what an operation does), [`ActiveOp`] (how far it has come), [`Revocations`] and
-//! [`Drains`] (operations that only wait).
+//! In reading order: [`Work`] (what an operation does), `ActiveOp` (how far it has come), `Revocations` and
+//! `Drains` (operations that only wait).
 
 mod active;
 mod drains;

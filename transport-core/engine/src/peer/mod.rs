@@ -1,8 +1,8 @@
 //! What an engine knows of each peer.
 //!
 //! In reading order: [`PeerState`] (what all engines share), [`PeerEvents`] (what they tell the peer's owner), [`Link`]
-//! (the peer's rails, and the direct path past the worker), [`LinkState`] (the engine's own state of a link),
-//! [`EarlyEvents`] and [`AmbiguousFailures`].
+//! (the peer's rails, and the direct path past the worker), `LinkState` (the engine's own state of a link),
+//! `EarlyEvents` and `AmbiguousFailures`.
 
 mod ambiguous_failures;
 mod early_events;

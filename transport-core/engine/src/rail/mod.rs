@@ -1,7 +1,7 @@
 //! One rail: an endpoint, the requests posted to it, and the operations that wait to post.
 //!
-//! In reading order: [`Rail`], [`RoundRobin`] (which operation posts next), [`SendWindow`] (how many bytes may be in
-//! flight), [`Inflight`] (the requests in flight), [`Receives`] and [`PoolPart`] (receives), [`RailCounts`] (counters).
+//! In reading order: [`Rail`], `RoundRobin` (which operation posts next), `SendWindow` (how many bytes may be in
+//! flight), `Inflight` (the requests in flight), `Receives` and [`PoolPart`] (receives), [`RailCounts`] (counters).
 
 mod counters;
 mod inflight;
