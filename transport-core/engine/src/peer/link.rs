@@ -9,8 +9,7 @@ use crate::copy::{self, CopyStrategy};
 use crate::flow_control::{Backlog, SendCredit};
 use crate::memory::{DirectPath, RegionInner, RemoteInner};
 use crate::spi::{Capabilities, Connector, Direct, Domain, Operations, PeerSlot, WorkKind, WorkRequest};
-use crate::{Control, EngineHandle};
-use crate::{Error, ErrorKind, Locality, Op, Outcome, Result};
+use crate::{Control, EngineHandle, Error, ErrorKind, Locality, Op, Outcome, Result};
 
 /// The link to a peer over one rail group of one transport.
 pub struct Link {

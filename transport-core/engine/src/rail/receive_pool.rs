@@ -7,8 +7,7 @@ use std::task::{Poll, Waker};
 
 use crate::memory::{RegionInner, revoked};
 use crate::waker_set::WakerSet;
-use crate::{Control, EngineHandle};
-use crate::{Error, ErrorKind, Outcome, PeerId, Result};
+use crate::{Control, EngineHandle, Error, ErrorKind, Outcome, PeerId, Result};
 
 /// The part of a pool that belongs to one transport.
 pub struct PoolPart {
