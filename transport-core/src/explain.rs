@@ -10,9 +10,9 @@ use serde::Serialize;
 use crate::copy::{self, CopyStrategy};
 use crate::engine::Work;
 use crate::engine::peer::{CheckedRange, Link, PairedRail};
+use crate::engine::plan::split;
 use crate::observe::OperationKind;
 use crate::peer::PeerInner;
-use crate::plan::split;
 use crate::request::{cut_read, cut_write, message};
 use crate::spi::WorkKind;
 use crate::striping::Shares;
@@ -91,7 +91,7 @@ impl Peer {
         offset: usize,
         options: &WriteOptions,
     ) -> Result<Explanation> {
-        let (link, span) = self.0.check_write(src, range, dst, offset, options, "write")?;
+        let (link, span) = self.check_write(src, range, dst, offset, options, "write")?;
         let work = options.work(cut_write(link, span, options, "write")?, src, dst);
         let why = || "it waits for its trigger, which the worker polls".into();
         let queued = options.trigger.as_ref().map(|_| why()).or_else(|| why_queued(link, src, dst, span));
@@ -127,7 +127,7 @@ impl Peer {
         offset: usize,
         options: &ReadOptions,
     ) -> Result<Explanation> {
-        let (link, span) = self.0.check_read(dst, range, src, offset)?;
+        let (link, span) = self.check_read(dst, range, src, offset)?;
         let shape = cut_read(link, span)?;
         let work = Work { kind: WorkKind::Read, ..options.as_write().work(shape, dst, src) };
         explain(&self.0, link, OperationKind::Read, &work, why_queued(link, dst, src, span))
@@ -143,7 +143,7 @@ impl Peer {
         range: Range<usize>,
         options: &SendOptions,
     ) -> Result<Explanation> {
-        let (link, span) = self.0.check_send(src, range, options)?;
+        let (link, span) = self.check_send(src, range, options)?;
         let work = message(src, span, options.imm);
         let queued = match link.message_path(span.len) {
             None => Some(closed(link, link.direct.as_ref().map(|_| link.max_direct), span.len)),
@@ -163,7 +163,7 @@ impl PreparedWrite {
     /// Those of [`PreparedWrite::post`] before submission.
     pub fn explain(&self) -> Result<Explanation> {
         let (peer, link, work) = self.checked()?;
-        explain_pages(peer, link, work)
+        explain_pages(&peer.0, link, work)
     }
 }
 
@@ -216,7 +216,7 @@ fn explain(
     Ok(Explanation {
         operation,
         bytes: work.shape.bytes(),
-        peer: format!("{} ({})", peer.id, peer.identity.host),
+        peer: format!("{} ({})", peer.id, peer.context.identity.host),
         transports: transports.collect(),
         path: work.remote.as_ref().map(|remote| remote.path()),
         staging_reason: work.local.as_ref().and_then(|local| {

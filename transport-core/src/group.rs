@@ -47,7 +47,7 @@ impl PeerGroup {
         let Some(first) = peers.first() else {
             return Err(refused("group", "the list has no peers; name at least one".into()));
         };
-        if let Some(other) = peers.iter().find(|peer| peer.0.fabric_id != first.0.fabric_id) {
+        if let Some(other) = peers.iter().find(|peer| peer.0.context.fabric_id != first.0.context.fabric_id) {
             return Err(refused(
                 "group",
                 format!("{} and {} are connected to different fabrics", first.id(), other.id()),

@@ -1,79 +1,24 @@
-//! Counts of the immediate data that arrives.
+//! What users do with the counts of the immediate data that arrives. The counts themselves are the engine's.
 //!
 //! Counting begins when a peer is connected. So an imm that arrives before anyone waits for it is never lost.
 
 mod arrivals;
 mod mirror;
 mod reached;
-mod values;
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 pub use arrivals::{Arrivals, NextArrivals};
-use mirror::Mirrors;
 pub use mirror::{Mirror, OnPeerClosed};
-use values::{MAX_VALUES, Values};
 
-use crate::engine::waker_set::WakerSet;
-use crate::op::{block_on, needs_steps};
+use crate::engine::imm::Values;
+use crate::engine::op::{block_on, needs_steps};
 use crate::peer::PeerInner;
-use crate::{Error, ErrorKind, Result, Signal};
-
-/// The counts of all imm values of one peer.
-#[derive(Default)]
-pub(crate) struct ImmCounts(Mutex<Counts>);
-
-#[derive(Default)]
-struct Counts {
-    values: Values,
-    /// The waiting futures, by the imm and the count that they wait for.
-    waiting: WakerSet<(u32, u64)>,
-    mirrors: Mirrors,
-    /// The arrivals that were not counted, because there are too many values.
-    lost: u64,
-}
-
-impl ImmCounts {
-    /// Counts one more arrival of `imm`.
-    pub fn arrived(&self, imm: u32) {
-        let mut counts = self.lock();
-        counts.mirrors.arrived(imm);
-        let Some(count) = counts.values.add(imm) else {
-            if counts.lost == 0 {
-                tracing::error!(
-                    imm,
-                    "more than {MAX_VALUES} distinct imm values have counts; new values are dropped: take arrivals off their counts with try_take()"
-                );
-            }
-            counts.lost += 1;
-            return;
-        };
-        if counts.waiting.is_empty() {
-            return;
-        }
-        let due = counts.waiting.take_range((imm, 0)..=(imm, count));
-        drop(counts);
-        due.wake();
-    }
-
-    /// Wakes all waiters, because the peer is gone.
-    pub fn wake_all(&self) {
-        let mut counts = self.lock();
-        counts.mirrors.close();
-        let due = counts.waiting.take_all();
-        drop(counts);
-        due.wake();
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Counts> {
-        // No holder panics half way through a change, so a poisoned lock holds good data.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
+use crate::{Error, ErrorKind, Peer, Result, Signal};
 
 /// The count of one imm value from one peer.
 ///
@@ -86,10 +31,17 @@ pub struct ImmCounter {
     pub(crate) imm: u32,
 }
 
+impl Peer {
+    /// The count of one imm value from this peer.
+    pub fn imm(&self, imm: u32) -> ImmCounter {
+        ImmCounter { peer: Arc::clone(&self.0), imm }
+    }
+}
+
 impl ImmCounter {
     /// The number of arrivals that were not taken.
     pub fn count(&self) -> u64 {
-        self.peer.imms.lock().values.count(self.imm)
+        self.peer.imms.count(self.imm)
     }
 
     /// Waits until the count is at least `n`.
@@ -102,7 +54,7 @@ impl ImmCounter {
 
     /// Takes `n` off the count if it is at least `n`. Returns whether it did.
     pub fn try_take(&self, n: u64) -> bool {
-        self.peer.imms.lock().values.take(self.imm, n)
+        self.peer.imms.take(self.imm, n)
     }
 
     /// Calls `run` once: with `Ok` when the count is at least `n`, or with the reason why the peer is gone. The call
@@ -174,19 +126,7 @@ impl ImmCounter {
         found: impl FnOnce(&mut Values) -> T,
     ) -> Poll<Result<T>> {
         let Self { peer, imm } = self;
-        let mut counts = peer.imms.lock();
-        let output = if counts.values.count(*imm) >= n {
-            Some(Ok(found(&mut counts.values)))
-        } else {
-            peer.close_reason().map(Err)
-        };
-        let waiting = &mut counts.waiting;
-        let old = match output {
-            Some(_) => waiting.unregister(id, (*imm, n)),
-            None => waiting.register(id, (*imm, n), context.waker()),
-        };
-        drop(counts);
-        drop(old);
+        let output = peer.imms.poll(*imm, n, id, context.waker(), || peer.close_reason(), found);
         if output.is_none() {
             peer.links.iter().for_each(|link| needs_steps(&link.engine));
         }
@@ -195,10 +135,7 @@ impl ImmCounter {
 
     /// Removes the waker of a wait that is dropped.
     fn forget(&self, n: u64, id: &mut Option<u64>) {
-        if id.is_some() {
-            let old = self.peer.imms.lock().waiting.unregister(id, (self.imm, n));
-            drop(old);
-        }
+        self.peer.imms.forget(self.imm, n, id);
     }
 }
 
@@ -214,7 +151,7 @@ pub struct Expect {
 impl Expect {
     /// Blocks until the count is reached, at most `limit`. Then it returns `DeadlineExceeded`.
     pub fn wait(mut self, limit: Duration) -> Result<()> {
-        let fabric = self.counter.peer.fabric.clone();
+        let fabric = self.counter.peer.context.fabric.clone();
         let drive = || fabric.upgrade().is_some_and(|fabric| fabric.drive());
         block_on(&mut self, limit, |_| true, drive).unwrap_or_else(|| {
             let (have, want) = (self.counter.count(), self.n);
@@ -247,8 +184,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::Peer;
-    use crate::engine::waker_set::tests::{Dropping, Woken, poll};
+    use crate::tests::wakers::{Dropping, Woken, poll};
 
     #[test]
     fn an_arrival_wakes_only_those_due() {

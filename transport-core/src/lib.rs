@@ -1,4 +1,4 @@
-//! The public API and the engine of multirail. This crate knows no backend.
+//! The public API of multirail: fabrics, regions, peers and operations. This crate knows no backend.
 //!
 //! Users depend on the facade `multirail`, which re-exports this crate and knows the backends by name. Backends
 //! implement [`spi`].
@@ -20,8 +20,8 @@
 //! - [`observe`]: what a fabric does, and what each operation waits for.
 //! - [`spi`]: the traits that a backend implements.
 //!
-//! Inside: `engine` runs operations (one step is `Engine::step`), `op` has their table, `plan` splits them,
-//! `engine::worker` is the thread that drives an engine, and `control` is the control plane.
+//! Below: `multirail-engine` runs operations (one step is `Engine::step`), and `multirail-control` is the control
+//! plane.
 //!
 //! ```
 //! use multirail_core::{Pages, imm_count};
@@ -48,7 +48,6 @@
 #![deny(unsafe_code)]
 
 mod descriptor;
-mod engine;
 mod explain;
 #[allow(unsafe_code, reason = "passes the contract of registration on to the caller")]
 mod fabric;
@@ -56,10 +55,8 @@ mod fabric;
 pub mod fuzz;
 mod group;
 mod imm;
-mod index;
 mod no_transport;
 pub mod observe;
-mod op;
 mod operations;
 mod options;
 #[cfg(target_os = "linux")]
@@ -67,19 +64,15 @@ mod options;
 mod p2pmem;
 mod pages;
 mod peer;
-mod plan;
 mod pool;
 mod prepared;
-#[allow(unsafe_code, reason = "copies into and out of checked ranges")]
 mod region;
 mod remote;
 mod request;
-mod retained;
 mod striping;
 mod submit;
 #[cfg(test)]
 mod tests;
-mod trigger;
 
 #[cfg(feature = "tls")]
 pub use control::TlsBootstrap;
@@ -87,8 +80,10 @@ pub use control::{
     Acceptor, Bootstrap, Channel, Incoming, MAX_FRAME, RecvHalf, SendHalf, TcpBootstrap, Token,
 };
 pub use descriptor::Descriptor;
-pub use engine::flow_control::{EvenShares, Grant, GrantPolicy, GrantRequest};
-pub use engine::{RailCounters, StepReport};
+pub use engine::{
+    Cancel, EvenShares, Grant, GrantPolicy, GrantRequest, ImmMode, Message, Op, OpId, Outcome, PeerId,
+    RailCounters, StepReport, Trigger, wait,
+};
 pub use explain::{Explanation, RailPlan, TransportChoice};
 pub use fabric::{
     Fabric, FabricBuilder, GroupLocation, ListedGroup, Listener, Pinning, RailGroups, TransportConfig,
@@ -97,24 +92,22 @@ pub use fabric::{
 pub use group::{Barrier, PeerGroup, ScatterPart};
 pub use imm::{Arrivals, Expect, ImmCounter, Mirror, NextArrivals, OnPeerClosed};
 use multirail_control as control;
+use multirail_engine as engine;
 pub use multirail_spi as spi;
 pub use no_transport::{NoCommonTransport, OfferedTransport};
 pub use observe::{Dump, Recording};
-pub use op::{Cancel, Op, OpId, Outcome, wait};
-pub use options::{ImmMode, ReadOptions, SendOptions, WriteOptions, imm_count};
+pub use options::{ReadOptions, SendOptions, WriteOptions, imm_count};
 #[cfg(target_os = "linux")]
 pub use p2pmem::{P2pAllocator, P2pMemory};
 pub use pages::Pages;
-pub use peer::{Drain, Peer, PeerClosed, PeerId};
-pub use pool::{Message, NextMessage, RecvPool};
+pub use peer::{Drain, Peer, PeerClosed};
+pub use pool::{NextMessage, RecvPool};
 pub use prepared::PreparedWrite;
 pub use region::Region;
 pub use remote::RemoteRegion;
 #[cfg(unix)]
 pub use spi::DmaBuf;
-pub(crate) use spi::sync;
 pub use spi::{
     Access, Clock, Error, ErrorKind, Fence, HostBuffer, Locality, Memory, MemoryKind, Result, Signal,
     Staging, SystemClock, Time, VirtualClock, WakeupHandle, WakeupPipe, copy,
 };
-pub use trigger::Trigger;

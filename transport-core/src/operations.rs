@@ -2,13 +2,12 @@
 //! the engines.
 
 use std::ops::Range;
-use std::sync::Arc;
 
 use crate::engine::Work;
 use crate::engine::peer::{CheckedRange, Link};
+use crate::engine::plan::Shape;
 use crate::options::{ReadOptions, SendOptions, WriteOptions};
 use crate::pages::Pages;
-use crate::plan::Shape;
 use crate::prepared::PreparedWrite;
 use crate::request::{cut_read, cut_write, imm_alone, message};
 use crate::spi::{Operations, WorkKind};
@@ -47,8 +46,11 @@ impl Peer {
         offset: usize,
         options: &WriteOptions,
     ) -> Result<Op> {
-        let (link, span) = self.0.check_write(src, range, dst, offset, options, "write")?;
-        if let Some(op) = link.try_direct(src, &dst.0, span, WorkKind::Write, options) {
+        let (link, span) = self.check_write(src, range, dst, offset, options, "write")?;
+        if options.trigger.is_none()
+            && let Some(op) =
+                link.try_direct(&src.0, &dst.0, span, WorkKind::Write, options.imm, options.locality)
+        {
             return Ok(op);
         }
         self.write_later(link, src, dst, span, options)
@@ -65,22 +67,23 @@ impl Peer {
         options: &WriteOptions,
     ) -> Result<Op> {
         if options.trigger.is_none()
-            && let Some(op) = link.try_direct_device_memory(src, &dst.0, span, WorkKind::Write, options.imm)
+            && let Some(op) =
+                link.try_direct_device_memory(&src.0, &dst.0, span, WorkKind::Write, options.imm)
         {
             return Ok(op);
         }
         let shape = cut_write(link, span, options, "write")?;
         let work = options.work(shape, src, dst);
-        self.0.submit_when(link, work, options.trigger.as_ref(), options.deadline, "write")
+        self.submit_when(link, work, options.trigger.as_ref(), options.deadline, "write")
     }
 
     /// Delivers immediate data without bytes.
     pub fn write_imm(&self, imm: u32) -> Result<Op> {
-        let link = self.0.check_imm(imm, "write_imm")?;
+        let link = self.check_imm(imm, "write_imm")?;
         if let Some(op) = link.try_direct_message(WorkKind::Write, std::ptr::null_mut(), 0, Some(imm)) {
             return Ok(op);
         }
-        self.0.submit(link, imm_alone(imm), None, "write_imm")
+        self.submit(link, imm_alone(imm), None, "write_imm")
     }
 
     /// Writes pages of `page` bytes: the i-th page of `from` in `src` to the i-th page of `to` in `dst`.
@@ -106,7 +109,7 @@ impl Peer {
         options: &WriteOptions,
     ) -> Result<Op> {
         let (link, work) = self.plan_write_pages(src, from.into(), dst, to.into(), page, options)?;
-        self.0.submit_when(link, work, options.trigger.as_ref(), options.deadline, "write_pages")
+        self.submit_when(link, work, options.trigger.as_ref(), options.deadline, "write_pages")
     }
 
     /// Prepares a [`Peer::write_pages_with`] with these arguments, to be posted many times.
@@ -138,7 +141,7 @@ impl Peer {
     ) -> Result<PreparedWrite> {
         let (_, work) = self.plan_write_pages(src, from.into(), dst, to.into(), page, options)?;
         let (trigger, deadline) = (options.trigger.clone(), options.deadline);
-        Ok(PreparedWrite { peer: Arc::clone(&self.0), transport: dst.0.transport, work, trigger, deadline })
+        Ok(PreparedWrite { peer: self.clone(), transport: dst.0.transport, work, trigger, deadline })
     }
 
     /// Checks a paged write. Returns the link, and the work to submit over it.
@@ -162,10 +165,10 @@ impl Peer {
             return Err(Error::new(ErrorKind::InvalidRequest, "write_pages", why));
         }
         src.0.check_usable("write_pages")?;
-        from.check(page, src.0.len, "source")?;
+        from.check(page, src.0.len(), "source")?;
         to.check(page, dst.0.len, "destination")?;
         dst.0.check(0, page, Access::REMOTE_WRITE, "write_pages")?;
-        let link = self.0.link_to(src, &dst.0, "write_pages")?;
+        let link = self.link_to(src, &dst.0, "write_pages")?;
         let caps = link.require(Operations::WRITE, options.imm, "write_pages")?;
         if page > caps.max_write {
             let why =
@@ -190,16 +193,16 @@ impl Peer {
         offset: usize,
         options: &ReadOptions,
     ) -> Result<Op> {
-        let (link, span) = self.0.check_read(dst, range, src, offset)?;
+        let (link, span) = self.check_read(dst, range, src, offset)?;
         let options = options.as_write();
-        if let Some(op) = link.try_direct(dst, &src.0, span, WorkKind::Read, &options) {
+        if let Some(op) = link.try_direct(&dst.0, &src.0, span, WorkKind::Read, None, options.locality) {
             return Ok(op);
         }
-        if let Some(op) = link.try_direct_device_memory(dst, &src.0, span, WorkKind::Read, None) {
+        if let Some(op) = link.try_direct_device_memory(&dst.0, &src.0, span, WorkKind::Read, None) {
             return Ok(op);
         }
         let work = Work { kind: WorkKind::Read, ..options.work(cut_read(link, span)?, dst, src) };
-        self.0.submit(link, work, options.deadline, "read")
+        self.submit(link, work, options.deadline, "read")
     }
 
     /// Sends a range of `src` as one message into a receive that the peer has posted. If the peer has posted none, the
@@ -210,14 +213,14 @@ impl Peer {
 
     /// As [`Peer::send`], with options.
     pub fn send_with(&self, src: &Region, range: Range<usize>, options: &SendOptions) -> Result<Op> {
-        let (link, span) = self.0.check_send(src, range, options)?;
-        let start = src.0.start.wrapping_add(span.local as usize);
+        let (link, span) = self.check_send(src, range, options)?;
+        let start = src.0.start().wrapping_add(span.local as usize);
         if src.0.device_memory_mask == 0
             && let Some(op) = link.try_direct_message(WorkKind::Send, start, span.len, options.imm)
         {
             return Ok(op);
         }
-        self.0.submit(link, message(src, span, options.imm), options.deadline, "send")
+        self.submit(link, message(src, span, options.imm), options.deadline, "send")
     }
 
     /// Touches every rail to this peer, so that the first operation later costs no more than the ones after it. A
@@ -239,8 +242,8 @@ impl Peer {
     /// `PeerDied`, `Closed`, `Busy`; later those of any write.
     pub fn warm_up(&self) -> Result<Op> {
         self.0.check_alive()?;
-        self.0.first_link("warm_up")?;
-        for remote in self.0.imported() {
+        self.first_link("warm_up")?;
+        for remote in self.0.context.imported() {
             remote.imports.iter().flatten().for_each(|import| import.warm_up());
         }
         let can_write = |link: &&Link| {
@@ -248,7 +251,7 @@ impl Peer {
         };
         let ops = self.0.links.iter().filter(|link| link.is_up()).filter(can_write).map(|link| {
             let shape = Shape::WarmUp { rails: link.rails.iter().flatten().count() as u32 };
-            self.0.submit(link, Work::of(WorkKind::Write, shape), None, "warm_up")
+            self.submit(link, Work::of(WorkKind::Write, shape), None, "warm_up")
         });
         Ok(Op::all(ops.collect::<Result<_>>()?))
     }

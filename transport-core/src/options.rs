@@ -4,24 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::engine::Work;
-use crate::plan::Shape;
+use crate::engine::plan::Shape;
 use crate::spi::WorkKind;
-use crate::{Locality, Region, RemoteRegion, Signal, Trigger};
+use crate::{ImmMode, Locality, Region, RemoteRegion, Signal, Trigger};
 
 /// The bytes per work request of a single write with [`ImmMode::PerWr`]. The number is fixed, so that the receiver can
 /// compute the number of imms from the length alone.
 pub(crate) const PER_WR_UNIT: u64 = 1 << 20;
-
-/// When immediate data is delivered.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum ImmMode {
-    /// Once, after every byte of the operation is visible at the target.
-    #[default]
-    Last,
-    /// With every work request: once per page of a paged write, and [`imm_count`] times for a single write. The imms
-    /// have no order.
-    PerWr,
-}
 
 /// The number of imms that a single write of `len` bytes delivers in [`ImmMode::PerWr`]: one per started MiB, at least
 /// one.

@@ -3,6 +3,7 @@
 use std::ops::{Range, RangeInclusive};
 use std::sync::Arc;
 
+use crate::engine::plan::PageLayout;
 use crate::{Error, ErrorKind, Result};
 
 /// A list of pages of a region: page `i` of an operation lies at `offset + indices[i] * stride` bytes.
@@ -88,7 +89,7 @@ impl Pages {
 
     /// The layout of pages of `page` bytes.
     pub(crate) fn layout(self, page: u64) -> PageLayout {
-        PageLayout { indices: self.indices, stride: self.stride.unwrap_or(page), offset: self.offset }
+        PageLayout::new(self.indices, self.stride.unwrap_or(page), self.offset)
     }
 }
 
@@ -155,21 +156,20 @@ impl From<RangeInclusive<u32>> for Pages {
     }
 }
 
-/// A checked page list with its final stride.
-#[derive(Debug, Clone)]
-pub(crate) struct PageLayout {
-    indices: Arc<[u32]>,
-    stride: u64,
-    offset: u64,
-}
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
 
-impl PageLayout {
-    /// The offsets of the pages in `range`, in order; `range` must not end beyond the number of pages. The offsets are
-    /// in bounds, because [`Pages::check`] has checked the largest index.
-    #[inline]
-    pub(crate) fn offsets(&self, range: Range<u32>) -> impl ExactSizeIterator<Item = u64> + '_ {
-        let (stride, offset) = (self.stride, self.offset);
-        let indices = self.indices[range.start as usize..range.end as usize].iter();
-        indices.map(move |index| offset + u64::from(*index) * stride)
+    use super::*;
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 4 } else { 512 }, failure_persistence: None, ..Default::default() })]
+
+        #[test]
+        fn bounds_are_those_of_the_largest_page(indices in prop::collection::vec(0_u32.., 1..50), stride in 0_usize..1 << 40, offset in 0_usize..1 << 40, page in 1_u64..1 << 30, region in 0_u64..1 << 62) {
+            let pages = Pages::new(indices.clone()).stride(stride).offset(offset);
+            let inside = indices.iter().all(|index| u128::from(*index) * stride as u128 + offset as u128 + u128::from(page) <= u128::from(region));
+            prop_assert_eq!(pages.check(page, region, "source").is_ok(), inside);
+        }
     }
 }

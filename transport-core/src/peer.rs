@@ -1,51 +1,34 @@
 //! A connected peer: its identity, its life, and what each side tells the other.
 //!
-//! [`PeerInner`] holds the state that the clones of a [`Peer`] share. The operations of a peer are in
-//! `operations.rs`, their explanations in `explain.rs`.
+//! The clones of a [`Peer`] share a [`PeerState`], which the engines know, and in it a [`PeerContext`], which they do
+//! not. The checks of requests are in `request.rs`, their submission in `submit.rs`, the operations of a peer in
+//! `operations.rs`, their explanations in `explain.rs`, its imm counts in `imm.rs`.
 
 mod barriers;
 mod closed;
+mod context;
 mod drain;
-mod inner;
 
 use std::future::Future;
-use std::num::NonZeroU64;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use crate::control::{Identity, SessionHandle, SessionHost, SessionPeer};
 use crate::engine::Control;
 use crate::engine::flow_control::Allowance;
-use crate::engine::peer::Link;
+use crate::engine::index::{GroupIndex, TransportIndex};
+use crate::engine::peer::{Link, PeerState};
 use crate::fabric::FabricInner;
-use crate::imm::ImmCounter;
-use crate::index::TransportIndex;
-use crate::remote::RemoteInner;
 use crate::spi::{Connector, PeerSlot};
-use crate::{Descriptor, Error, ErrorKind, RemoteRegion, Result};
+use crate::{Descriptor, Error, ErrorKind, PeerId, RemoteRegion, Result};
 
 pub(crate) use barriers::{Barriers, MAX_AHEAD, Refusal};
 pub use closed::PeerClosed;
+pub(crate) use context::PeerContext;
 pub use drain::Drain;
-pub(crate) use inner::PeerInner;
 
-/// A connected peer's number. It is unique among all fabrics of this process, and never used again.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct PeerId(pub(crate) NonZeroU64);
-
-impl PeerId {
-    pub(crate) fn next() -> Self {
-        static PEERS: AtomicU64 = AtomicU64::new(1);
-        Self(NonZeroU64::new(PEERS.fetch_add(1, Ordering::Relaxed)).unwrap_or(NonZeroU64::MAX))
-    }
-}
-
-impl std::fmt::Display for PeerId {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "peer {}", self.0)
-    }
-}
+/// The state that the clones of a [`Peer`] share.
+pub(crate) type PeerInner = PeerState<PeerContext>;
 
 /// A connected peer. Clones share the connection. Dropping the clones does not end it.
 #[derive(Clone)]
@@ -59,7 +42,9 @@ impl Peer {
         links: Vec<Link>,
         session: SessionHandle,
     ) -> Self {
-        Self(Arc::new(PeerInner::new(id, fabric, identity, links, session)))
+        Self(Arc::new_cyclic(|this| {
+            PeerState::new(id, links, PeerContext::new(this, fabric, identity, session))
+        }))
     }
 
     /// The peer's number.
@@ -69,22 +54,17 @@ impl Peer {
 
     /// The incarnation of the peer's fabric: each opening has another number, so a restarted peer has another.
     pub fn incarnation(&self) -> u64 {
-        self.0.identity.incarnation
+        self.0.context.identity.incarnation
     }
 
     /// The name of this side's tenant that the peer belongs to. Empty if it belongs to the fabric itself.
     pub fn tenant(&self) -> &str {
-        self.0.tenant()
+        self.0.context.tenant()
     }
 
     /// Whether the peer is connected, as far as this side knows.
     pub fn is_alive(&self) -> bool {
         self.0.is_alive()
-    }
-
-    /// The count of one imm value from this peer.
-    pub fn imm(&self, imm: u32) -> ImmCounter {
-        ImmCounter { peer: Arc::clone(&self.0), imm }
     }
 
     /// Makes a region of this peer usable here, by the first transport that both the region and the connection have.
@@ -102,11 +82,10 @@ impl Peer {
         }
         let mut errors = Vec::new();
         for links in self.0.links_by_transport().filter(|links| links[0].is_up()) {
-            match RemoteInner::import(self.id(), links, descriptor) {
+            match RemoteRegion::import(self.id(), links, descriptor) {
                 Ok(remote) => {
-                    let remote = Arc::new(remote);
-                    self.0.remember_import(&remote);
-                    return Ok(RemoteRegion(remote));
+                    self.0.context.remember_import(&remote.0);
+                    return Ok(remote);
                 }
                 Err(error) => errors.push(error),
             }
@@ -125,7 +104,7 @@ impl Peer {
                 Some(other) => other.published_here(&name)?,
                 // The close reason says more than the lookup's own error, which is that the session is over.
                 None => {
-                    let found = peer.0.session.lookup(&name).await;
+                    let found = peer.0.context.session.lookup(&name).await;
                     found.map_err(|error| peer.0.close_reason().unwrap_or(error))?
                 }
             };
@@ -135,7 +114,7 @@ impl Peer {
 
     /// The descriptor of a region that the fabric of this handle has published.
     fn published_here(&self, name: &str) -> Result<Vec<u8>> {
-        let found = self.0.fabric.upgrade().and_then(|fabric| fabric.published(name));
+        let found = self.0.context.fabric.upgrade().and_then(|fabric| fabric.published(name));
         let why = || format!("the peer has published nothing named {name:?}");
         found.ok_or_else(|| Error::new(ErrorKind::NotFound, "region", why()))
     }
@@ -143,7 +122,7 @@ impl Peer {
     /// Describes which transport reaches the peer over which rails, why the other transports are not used, and how
     /// bytes reach the regions that are imported from the peer.
     pub fn explain(&self) -> String {
-        let mut text = format!("{} ({}):", self.id(), self.0.identity.host);
+        let mut text = format!("{} ({}):", self.id(), self.0.context.identity.host);
         let mut taken = false;
         for links in self.0.links_by_transport() {
             let link = &links[0];
@@ -160,7 +139,7 @@ impl Peer {
             taken |= link.is_up();
             text.push_str(&format!("\n  {}: {verdict}", link.label));
         }
-        let mut paths: Vec<_> = self.0.imported().iter().map(|remote| remote.path()).collect();
+        let mut paths: Vec<_> = self.0.context.imported().iter().map(|remote| remote.path()).collect();
         paths.sort_unstable();
         for same in paths.chunk_by(|a, b| a == b) {
             text.push_str(&format!("\n  regions by {}: {}", same[0], same.len()));
@@ -200,7 +179,7 @@ impl Peer {
 
     /// Ends the connection. Operations in flight end with `Closed`.
     pub fn disconnect(&self) {
-        self.0.session.goodbye();
+        self.0.context.session.goodbye();
         self.close(Error::new(ErrorKind::Closed, "disconnect", "this side ended the connection"));
     }
 
@@ -225,30 +204,30 @@ impl Peer {
 
     /// Takes the links down and wakes all waiters. Called once per peer, after its close reason is set.
     fn tear_down(&self, error: &Error) {
-        tracing::debug!(peer = self.0.id.0.get(), %error, "peer is gone");
+        tracing::debug!(peer = self.0.id.number(), %error, "peer is gone");
         for link in self.0.links.iter().filter(|link| link.is_up()) {
             link.engine.control(Control::Unlink { peer: self.0.id, error: error.clone() });
             for (_, rail) in link.pairs() {
                 rail.disconnect();
             }
         }
-        self.0.imms.wake_all();
-        self.0.barriers.wake_all();
-        let due = self.0.close_wakers().take_all();
+        self.0.imms.close();
+        self.0.context.barriers.wake_all();
+        let due = self.0.context.close_wakers().take_all();
         due.wake();
-        if let Some(fabric) = self.0.fabric.upgrade() {
+        if let Some(fabric) = self.0.context.fabric.upgrade() {
             fabric.forget(self.0.id);
         }
     }
 
     /// The other side's handle of this connection, if both sides are in this process.
     pub(crate) fn in_process_peer(&self) -> Option<Self> {
-        self.0.in_process_peer()
+        self.0.context.in_process_peer()
     }
 
     /// Tells the peer that a region of this side is revoked.
     pub(crate) fn announce_revoked(&self, region: u64) {
-        self.0.session.revoked(region);
+        self.0.context.session.revoked(region);
         if let Some(other) = self.in_process_peer() {
             other.note_revoked(other.incarnation(), region);
         }
@@ -257,16 +236,16 @@ impl Peer {
     /// Notes that the peer has revoked a region. Later operations on it are refused at once.
     pub(crate) fn note_revoked(&self, incarnation: u64, region: u64) {
         if incarnation == self.incarnation() {
-            self.0.revoke_import(region);
+            self.0.context.revoke_import(region);
         }
     }
 
     /// Tells the peer that this side has reached a barrier.
     pub(crate) fn announce_arrival(&self, barrier: &str) {
-        self.0.session.reached(barrier);
+        self.0.context.session.reached(barrier);
         if let Some(other) = self.in_process_peer() {
             // An error would mean that the other side broke the protocol, but it runs this same code.
-            let _ = other.0.barriers.arrived(barrier);
+            let _ = other.0.context.barriers.arrived(barrier);
         }
     }
 
@@ -279,11 +258,35 @@ impl Peer {
     /// Tells the peer what it may send over one transport.
     pub(crate) fn announce_grant(&self, transport: TransportIndex, allowance: Allowance) {
         let label = &self.0.first_link_of(transport).label;
-        self.0.session.grant(label, allowance);
+        self.0.context.session.grant(label, allowance);
         if let Some(other) = self.in_process_peer()
             && let Err(error) = other.note_grant(label, &allowance)
         {
             tracing::error!(%error, "a peer in this process refused a grant");
+        }
+    }
+
+    /// Tells the peer the new address of a rail, if the rail has one: rail `rail` of the link over `group`.
+    pub(crate) fn announce_relocation(&self, group: GroupIndex, rail: usize) {
+        let link = &self.0.links[group];
+        for (_, pair) in link.pairs().filter(|(of, _)| *of == rail) {
+            let connector = pair.domain.connector();
+            let announced = connector.offer_again(pair.slot).and_then(|offer| {
+                let Some(offer) = offer else { return Ok(()) };
+                if let Some(other) = self.in_process_peer() {
+                    let answer = other.note_relocation(&link.label, pair.pair, &offer)?;
+                    return pair.renew(|connector| connector.renewed(pair.slot, &answer));
+                }
+                self.0.context.session.moved(&link.label, pair.pair, offer);
+                Ok(())
+            });
+            if let Err(error) = announced {
+                tracing::warn!(
+                    %error,
+                    rail,
+                    "this side could not tell a peer the new address of a rail: the peer is not reached over it"
+                );
+            }
         }
     }
 
@@ -336,11 +339,11 @@ impl Peer {
 
 impl SessionPeer for Peer {
     fn connected(&self, address: String) {
-        let _ = self.0.address.set(address);
+        let _ = self.0.context.address.set(address);
     }
 
     fn heard(&self, now: Instant) {
-        self.0.note_heard(now);
+        self.0.context.note_heard(now);
     }
 
     fn grants(&self) -> Vec<(String, Allowance)> {
@@ -356,7 +359,7 @@ impl SessionPeer for Peer {
     }
 
     fn note_barrier(&self, name: &str) -> std::result::Result<(), String> {
-        self.0.barriers.arrived(name).map_err(Into::into)
+        self.0.context.barriers.arrived(name).map_err(Into::into)
     }
 
     fn note_relocation(&self, label: &str, pair: u16, offer: &[u8]) -> Result<Vec<u8>> {
@@ -384,6 +387,6 @@ impl SessionPeer for Peer {
 impl Peer {
     /// A connected peer of no fabric and without links.
     pub(crate) fn alone() -> Self {
-        Self(Arc::new(PeerInner::alone()))
+        Self(Arc::new_cyclic(|this| PeerState::new(PeerId::next(), Vec::new(), PeerContext::alone(this))))
     }
 }

@@ -5,10 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::engine::Work;
+use crate::engine::index::TransportIndex;
 use crate::engine::peer::Link;
-use crate::index::TransportIndex;
-use crate::peer::PeerInner;
-use crate::{Access, Op, Result, Signal, Trigger};
+use crate::{Access, Op, Peer, Result, Signal, Trigger};
 
 /// A paged write that is ready to be posted many times, as in a loop over a KV cache.
 ///
@@ -18,7 +17,7 @@ use crate::{Access, Op, Result, Signal, Trigger};
 ///
 /// A prepared write keeps the regions alive, but not the peer's connection.
 pub struct PreparedWrite {
-    pub(crate) peer: Arc<PeerInner>,
+    pub(crate) peer: Peer,
     pub(crate) transport: TransportIndex,
     pub(crate) work: Work,
     pub(crate) trigger: Option<Trigger>,
@@ -69,15 +68,15 @@ impl PreparedWrite {
     }
 
     /// Makes the checks of a post. Returns the peer, the link, and the work that a post submits.
-    pub(crate) fn checked(&self) -> Result<(&Arc<PeerInner>, &Link, &Work)> {
-        self.peer.check_alive()?;
+    pub(crate) fn checked(&self) -> Result<(&Peer, &Link, &Work)> {
+        self.peer.0.check_alive()?;
         if let Some(local) = &self.work.local {
             local.check_usable("write_pages")?;
         }
         if let Some(remote) = &self.work.remote {
             remote.check(0, 0, Access::REMOTE_WRITE, "write_pages")?;
         }
-        Ok((&self.peer, self.peer.first_link_of(self.transport), &self.work))
+        Ok((&self.peer, self.peer.0.first_link_of(self.transport), &self.work))
     }
 }
 

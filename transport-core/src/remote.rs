@@ -2,13 +2,12 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crate::descriptor::Entry;
+use crate::engine::memory::{DirectPath, RemoteInner};
 use crate::engine::peer::{Link, PairedRail};
-use crate::index::{GroupIndex, TransportIndex};
-use crate::spi::{Direct, KeyMaterial, PeerSlot, RemoteMemory};
+use crate::spi::{KeyMaterial, PeerSlot, RemoteMemory};
 use crate::{Access, Descriptor, Error, ErrorKind, MemoryKind, PeerId, Result};
 
 /// The most time for the import of one key: a backend may have to ask the peer's process.
@@ -17,39 +16,6 @@ const IMPORT_LIMIT: Duration = Duration::from_secs(2);
 /// A region of a peer. Clones share it. Dropping the last clone releases what was mapped for it.
 #[derive(Clone)]
 pub struct RemoteRegion(pub(crate) Arc<RemoteInner>);
-
-pub(crate) struct RemoteInner {
-    /// The region's owner. The handle of another peer cannot use the region.
-    pub peer: PeerId,
-    /// The owner's number for this registration.
-    pub region: u64,
-    pub len: u64,
-    pub access: Access,
-    /// Whether the region is device memory that no CPU can address.
-    pub device_memory: bool,
-    /// The transport for operations on the region: the first that both the region and the connection have.
-    pub transport: TransportIndex,
-    /// The first rail group of `transport`. The peer's link with this number is the transport's first.
-    pub first_group: GroupIndex,
-    /// The imports over `transport`, one per local rail. `None` if the region is not registered on the rail's remote
-    /// rail.
-    pub imports: Vec<Option<Arc<dyn RemoteMemory>>>,
-    /// The direct path, if the transport has one.
-    pub direct_path: Option<DirectPath>,
-    pub revoked: AtomicBool,
-}
-
-/// What a request needs to run in the calling thread.
-pub(crate) struct DirectPath {
-    pub direct: Arc<dyn Direct>,
-    /// The largest operation for the direct path, in bytes.
-    pub max: u64,
-    pub slot: PeerSlot,
-    /// The import on the first rail, with its key and its base address.
-    pub import: Arc<dyn RemoteMemory>,
-    pub rkey: u64,
-    pub base: u64,
-}
 
 impl RemoteRegion {
     /// The length in bytes.
@@ -91,13 +57,13 @@ impl fmt::Debug for RemoteRegion {
     }
 }
 
-impl RemoteInner {
+impl RemoteRegion {
     /// Imports a region of `peer` over the transport of `links`.
     ///
     /// # Errors
     /// `Unreachable` if the region has no entry for the transport, or none for a rail that this side sends to; the
     /// errors of the backend.
-    pub fn import(peer: PeerId, links: &[Link], descriptor: &Descriptor) -> Result<Self> {
+    pub(crate) fn import(peer: PeerId, links: &[Link], descriptor: &Descriptor) -> Result<Self> {
         let imports = import_entries(links, &descriptor.entries)?;
         let link = &links[0];
         // The direct path uses the first rail's import.
@@ -110,7 +76,7 @@ impl RemoteInner {
             base: import.base(),
             import,
         });
-        Ok(Self {
+        Ok(Self(Arc::new(RemoteInner {
             peer,
             region: descriptor.region,
             len: descriptor.len,
@@ -121,27 +87,7 @@ impl RemoteInner {
             direct_path,
             imports,
             revoked: false.into(),
-        })
-    }
-
-    /// See [`RemoteRegion::path`]. All rails are of one transport, and use the same path.
-    pub fn path(&self) -> &'static str {
-        self.imports.iter().flatten().next().map_or("no rail", |import| import.path())
-    }
-
-    /// Checks the access right, the revocation and the bounds for `len` bytes from `offset` on.
-    #[inline]
-    pub fn check(&self, offset: u64, len: u64, need: Access, operation: &'static str) -> Result<()> {
-        if !self.access.contains(need) {
-            return Err(refused(operation, need));
-        }
-        if self.revoked.load(Ordering::Acquire) {
-            return Err(revoked(operation));
-        }
-        match offset.checked_add(len) {
-            Some(end) if end <= self.len => Ok(()),
-            _ => Err(outside(operation, offset, len, self.len)),
-        }
+        })))
     }
 }
 
@@ -180,28 +126,4 @@ fn import_on(rail: &PairedRail, key: &KeyMaterial) -> Result<Arc<dyn RemoteMemor
         return Err(Error::new(ErrorKind::Unsupported, "import", why));
     }
     rail.domain.import(rail.slot, key, IMPORT_LIMIT)
-}
-
-#[cold]
-fn refused(operation: &'static str, need: Access) -> Error {
-    Error::new(
-        ErrorKind::RemoteAccess,
-        operation,
-        format!("the owner did not register the region with {need:?}"),
-    )
-}
-
-#[cold]
-fn revoked(operation: &'static str) -> Error {
-    let why = "the owner took the region back; ask the owner for a new descriptor";
-    Error::new(ErrorKind::Revoked, operation, why)
-}
-
-#[cold]
-fn outside(operation: &'static str, offset: u64, len: u64, region: u64) -> Error {
-    Error::new(
-        ErrorKind::OutOfBounds,
-        operation,
-        format!("{len} bytes at {offset} of a remote region of {region}"),
-    )
 }

@@ -5,15 +5,14 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::engine::Work;
+use crate::engine::memory::RemoteInner;
 use crate::engine::peer::{CheckedRange, Link};
-use crate::options::{ImmMode, PER_WR_UNIT, ReadOptions, SendOptions, WriteOptions};
-use crate::peer::PeerInner;
-use crate::plan::Shape;
-use crate::remote::RemoteInner;
+use crate::engine::plan::Shape;
+use crate::options::{PER_WR_UNIT, ReadOptions, SendOptions, WriteOptions};
 use crate::spi::{Capabilities, Operations, WorkKind};
-use crate::{Access, Error, ErrorKind, Region, RemoteRegion, Result};
+use crate::{Access, Error, ErrorKind, ImmMode, Peer, Region, RemoteRegion, Result};
 
-impl PeerInner {
+impl Peer {
     /// Checks a write of a range against both regions and the peer. Inlined into every write, because a call that
     /// passes its arguments and results through memory costs as much as the checks.
     #[inline(always)]
@@ -61,7 +60,7 @@ impl PeerInner {
         options: &SendOptions,
     ) -> Result<(&Link, CheckedRange)> {
         let (local, len) = src.0.check(range, "send")?;
-        self.check_alive()?;
+        self.0.check_alive()?;
         let link = self.first_link("send")?;
         self.same_fabric(src, "send")?;
         let caps = link.require(Operations::SEND, options.imm, "send")?;
@@ -81,17 +80,17 @@ impl PeerInner {
         remote: &RemoteInner,
         operation: &'static str,
     ) -> Result<&Link> {
-        if remote.peer != self.id {
+        if remote.peer != self.0.id {
             return Err(foreign(operation, "the remote region was imported for another peer"));
         }
         self.same_fabric(region, operation)?;
-        self.check_alive()?;
-        Ok(&self.links[remote.first_group])
+        self.0.check_alive()?;
+        Ok(&self.0.links[remote.first_group])
     }
 
     #[inline]
     pub(crate) fn same_fabric(&self, region: &Region, operation: &'static str) -> Result<()> {
-        if region.0.fabric_id != self.fabric_id {
+        if region.0.fabric_id != self.0.context.fabric_id {
             return Err(foreign(operation, "the local region belongs to another fabric"));
         }
         Ok(())
@@ -99,7 +98,8 @@ impl PeerInner {
 
     /// The link that messages and imms without bytes take.
     pub(crate) fn first_link(&self, operation: &'static str) -> Result<&Link> {
-        self.links
+        self.0
+            .links
             .iter()
             .find(|link| link.is_up())
             .ok_or_else(|| Error::new(ErrorKind::Unreachable, operation, "no transport is up"))
@@ -107,7 +107,7 @@ impl PeerInner {
 
     /// Checks an imm without bytes. Returns the link.
     pub(crate) fn check_imm(&self, imm: u32, operation: &'static str) -> Result<&Link> {
-        self.check_alive()?;
+        self.0.check_alive()?;
         let link = self.first_link(operation)?;
         link.require(Operations::WRITE_IMM, Some(imm), operation)?;
         Ok(link)

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
+use crate::engine::op::OpId;
 use crate::engine::peer::Link;
+use crate::engine::plan::RailRange;
 use crate::engine::{ImmCountdown, Work};
-use crate::op::OpId;
 use crate::peer::PeerInner;
-use crate::plan::RailRange;
 use crate::{Error, ErrorKind, ImmMode, Result};
 
 /// The bytes that are worth handing to another group, whose thread may have to be woken. They take 100 µs to copy, or

@@ -3,12 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::engine::op::OpId;
 use crate::engine::peer::Link;
 use crate::engine::{Submission, Work};
-use crate::op::OpId;
-use crate::peer::PeerInner;
 use crate::striping::{OpSlot, OpSlots};
-use crate::{Op, Result, Time, Trigger};
+use crate::{Op, Peer, Result, Time, Trigger};
 
 /// When an operation was submitted, its trigger, and its deadline.
 #[derive(Clone)]
@@ -18,11 +17,11 @@ pub(crate) struct Times {
     deadline: Time,
 }
 
-impl PeerInner {
+impl Peer {
     /// Submits an operation to the engine of `link`, or to the engines of the rail groups of the same transport that
     /// are to carry it.
     pub(crate) fn submit(
-        self: &Arc<Self>,
+        &self,
         link: &Link,
         work: Work,
         deadline: Option<Duration>,
@@ -31,10 +30,10 @@ impl PeerInner {
         self.submit_when(link, work, None, deadline, operation)
     }
 
-    /// As [`PeerInner::submit`]. The operation begins once `trigger` is due.
+    /// As [`Peer::submit`]. The operation begins once `trigger` is due.
     #[inline]
     pub(crate) fn submit_when(
-        self: &Arc<Self>,
+        &self,
         link: &Link,
         work: Work,
         trigger: Option<&Trigger>,
@@ -42,15 +41,15 @@ impl PeerInner {
         operation: &'static str,
     ) -> Result<Op> {
         let times = self.times(trigger, deadline);
-        let slots = OpSlots::take(self, link, &work, operation)?;
+        let slots = OpSlots::take(&self.0, link, &work, operation)?;
         Ok(self.submit_with(slots, work, times, operation))
     }
 
     /// The times of an operation that is submitted now.
     #[inline]
     pub(crate) fn times(&self, trigger: Option<&Trigger>, deadline: Option<Duration>) -> Times {
-        let submitted_at = self.clock.now();
-        let deadline = submitted_at.after(deadline.unwrap_or(self.default_deadline));
+        let submitted_at = self.0.context.clock.now();
+        let deadline = submitted_at.after(deadline.unwrap_or(self.0.context.default_deadline));
         Times { submitted_at, trigger: trigger.cloned(), deadline }
     }
 
@@ -58,7 +57,7 @@ impl PeerInner {
     /// value moves it.
     #[inline(always)]
     pub(crate) fn submit_with(
-        self: &Arc<Self>,
+        &self,
         slots: OpSlots<'_>,
         work: Work,
         times: Times,
@@ -77,20 +76,13 @@ impl PeerInner {
     }
 
     #[inline(always)]
-    fn submit_to(
-        self: &Arc<Self>,
-        slot: OpSlot<'_>,
-        work: Work,
-        times: Times,
-        operation: &'static str,
-    ) -> Op {
+    fn submit_to(&self, slot: OpSlot<'_>, work: Work, times: Times, operation: &'static str) -> Op {
         let link = slot.link;
         let id = slot.keep();
         let Times { submitted_at, trigger, deadline } = times;
-        let is_only = trigger.is_none() && link.backlog.add(&work);
+        let is_only = trigger.is_none() && link.backlog.add(work.weight());
         let span = self.span(id, &link.engine.label, operation, &work);
-        let submission =
-            Submission { id, peer: Arc::clone(self), submitted_at, trigger, deadline, work, span };
+        let submission = Submission { id, peer: self.0.clone(), submitted_at, trigger, deadline, work, span };
         link.engine.submit(submission, is_only);
         Op::pending(Arc::clone(&link.engine), id)
     }
@@ -101,7 +93,7 @@ impl PeerInner {
         if !tracing::enabled!(tracing::Level::DEBUG) {
             return tracing::Span::none();
         }
-        let (peer, bytes) = (self.id.0.get(), work.bytes());
+        let (peer, bytes) = (self.0.id.number(), work.bytes());
         let span = tracing::debug_span!("operation", op = %id, transport, operation, peer, bytes);
         tracing::trace!(parent: &span, "submitted");
         span

@@ -99,9 +99,12 @@ impl PeerAdmission {
         lock(&fabric.peers).insert(id, peer.clone());
         for link in peer.0.links.iter().filter(|link| link.is_up()) {
             if link.engine.first_rail == 0 {
-                link.engine.receiver_credits.open(&peer.0).inspect_err(|error| peer.fail(error.clone()))?;
+                link.engine
+                    .receiver_credits
+                    .open(peer.0.grantee())
+                    .inspect_err(|error| peer.fail(error.clone()))?;
             }
-            link.engine.control(Control::Link { peer: Arc::clone(&peer.0) });
+            link.engine.control(Control::Link { peer: peer.0.clone() });
         }
         if fabric.check_open("connect").is_err() {
             peer.fail(closed());
@@ -128,8 +131,8 @@ pub(super) fn connect_local(ours: &Arc<FabricInner>, theirs: &Arc<FabricInner>) 
     let report_b = b.complete(&offer_a, &report_a);
     let there = a.admit(&report_b, theirs.identity().clone(), SessionHandle::detached())?;
     let here = b.admit(&report_a, ours.identity().clone(), SessionHandle::detached())?;
-    let _ = there.0.in_process_peer.set(Arc::downgrade(&here.0));
-    let _ = here.0.in_process_peer.set(Arc::downgrade(&there.0));
+    let _ = there.0.context.in_process_peer.set(Arc::downgrade(&here.0));
+    let _ = here.0.context.in_process_peer.set(Arc::downgrade(&there.0));
     // Each side must know its grants before anyone can send.
     there.grants().try_for_each(|(label, allowance)| here.note_grant(label, &allowance))?;
     here.grants().try_for_each(|(label, allowance)| there.note_grant(label, &allowance))?;

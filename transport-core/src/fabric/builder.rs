@@ -14,10 +14,10 @@ use super::tenant::Tenancy;
 use super::transport::OpenSettings;
 use super::{Fabric, FabricInner, RailGroups, Transport, Workers};
 use crate::control::{Bootstrap, ControlSettings, HandshakeLimiter, Identity, TcpBootstrap, Token};
+use crate::engine::index::{GroupIndex, Number, TransportIndex};
+use crate::engine::memory::RetainedMemory;
+use crate::engine::op::MAX_OPERATIONS;
 use crate::engine::trace::StallMonitor;
-use crate::index::{GroupIndex, Number, TransportIndex};
-use crate::op::MAX_OPERATIONS;
-use crate::retained::RetainedMemory;
 use crate::spi::{Backend, DeviceInfo, DomainSetup};
 use crate::{Clock, Dump, Error, ErrorKind, EvenShares, GrantPolicy, Result, SystemClock};
 
@@ -249,6 +249,25 @@ impl FabricBuilder {
     }
 
     /// The policy that decides how much each peer may send to this side. Default [`EvenShares`].
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use multirail_core::{GrantPolicy, GrantRequest, EvenShares, FabricBuilder, Grant};
+    ///
+    /// /// Prefill hosts get even shares. All others get 8 MiB, 64 imms and one message at a time.
+    /// struct PrefillFirst;
+    ///
+    /// impl GrantPolicy for PrefillFirst {
+    ///     fn grant(&self, request: &GrantRequest<'_>) -> Grant {
+    ///         match request.host.starts_with("prefill-") {
+    ///             true => EvenShares.grant(request),
+    ///             false => Grant { bytes: 8 << 20, imms: request.free.min(64), messages: 1 },
+    ///         }
+    ///     }
+    /// }
+    ///
+    /// let builder = FabricBuilder::new().grant_policy(Arc::new(PrefillFirst));
+    /// ```
     pub fn grant_policy(mut self, policy: Arc<dyn GrantPolicy>) -> Self {
         self.grant_policy = policy;
         self

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use super::group::Group;
 use super::{Fabric, FabricInner, Transport, lock};
+use crate::engine::index::{GroupIndex, Number};
 use crate::engine::trace::Stall;
 use crate::engine::{Control, Snapshot};
-use crate::index::{GroupIndex, Number};
 use crate::observe::{Dump, PeerDump, RailDump, TransportDump, WorkerState};
 
 /// The most time that a dump waits for all workers together. A worker that is awake answers after its current batch,
@@ -52,7 +52,7 @@ impl Fabric {
         let parts = groups.zip(asked);
         let transports =
             parts.map(|((transport, group), asked)| transport.dump(group, asked, until)).collect();
-        let name = |peer: &crate::Peer| PeerDump { name: peer.0.name(), heard: peer.0.silence() };
+        let name = |peer: &crate::Peer| PeerDump { name: peer.0.name(), heard: peer.0.context.silence() };
         let mut peers: Vec<_> = lock(&fabric.peers).values().map(name).collect();
         peers.sort_by_key(|peer| peer.name.id);
         Dump {

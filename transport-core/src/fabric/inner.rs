@@ -10,10 +10,10 @@ use super::placement::PlacementPolicy;
 use super::transport::Transport;
 use super::{lock, tenant};
 use crate::control::{Bootstrap, ControlSettings, ControlThread, HandshakeLimiter, Identity, TaskTracker};
+use crate::engine::index::{IndexVec, TransportIndex};
+use crate::engine::memory::RetainedMemory;
+use crate::engine::memory::{RegionInner, RegionOwner};
 use crate::engine::{Control, EngineHandle};
-use crate::index::{IndexVec, TransportIndex};
-use crate::region::RegionInner;
-use crate::retained::RetainedMemory;
 use crate::spi::Revocation;
 use crate::{Access, Clock, Error, ErrorKind, Op, Peer, PeerId, Region, Result, Time};
 
@@ -63,11 +63,6 @@ impl FabricInner {
         self.groups().map(|group| group.rails.len()).sum()
     }
 
-    /// The label and the domain ids of each transport, as descriptors name them.
-    pub(crate) fn addresses(&self) -> Vec<(String, Vec<u64>)> {
-        self.transports.iter().map(Transport::address).collect()
-    }
-
     /// The deadline of an operation that is submitted `now`.
     pub(crate) fn deadline(&self, now: Time, span: Option<Duration>) -> Time {
         now.after(span.unwrap_or(self.default_deadline))
@@ -89,33 +84,6 @@ impl FabricInner {
 
     pub(crate) fn now(&self) -> Time {
         self.clock.now()
-    }
-
-    /// Starts a revocation. The fabric tells the peers. Each engine that may use the region ends its operations there,
-    /// takes the keys of its rails back, and waits until those rails are quiet.
-    pub(crate) fn revoke(&self, region: &Arc<RegionInner>) -> Result<Op> {
-        region.revoke_at_once();
-        for peer in lock(&self.peers).values() {
-            peer.announce_revoked(region.id);
-        }
-        self.check_open("revoke")?;
-        let deadline = self.deadline(self.now(), None);
-        let (mut parts, mut busy) = (Vec::new(), None);
-        for group in self.groups() {
-            let engine = &group.engine;
-            if !region.is_registered_on(engine.transport, group.rails.clone()) {
-                continue;
-            }
-            // A full op table leaves no slot to wait with. The engine revokes all the same.
-            let id = engine.insert("revoke").map_err(|error| busy = Some(error)).ok();
-            engine.control(Control::Revoke { id, region: Arc::clone(region), deadline });
-            parts.extend(id.map(|id| Op::pending(Arc::clone(engine), id)));
-        }
-        parts.extend(self.late_write_error(region).map(|error| Op::ready(Err(error))));
-        match busy {
-            Some(error) => Err(error),
-            None => Ok(Op::all(parts)),
-        }
     }
 
     /// The error for a revocation if bytes of connected peers may still land after the keys are taken back.
@@ -200,7 +168,7 @@ impl FabricInner {
         }
         self.close_tenants();
         let peers: Vec<_> = lock(&self.peers).drain().map(|(_, peer)| peer).collect();
-        peers.iter().for_each(|peer| peer.0.session.goodbye());
+        peers.iter().for_each(|peer| peer.0.context.session.goodbye());
         // Not under the lock: the tasks that `shutdown` awaits may ask for the thread.
         let thread = lock(&self.control).take();
         if let Some(thread) = thread {
@@ -211,6 +179,43 @@ impl FabricInner {
         }
         self.transports.iter().for_each(Transport::close);
         lock(&self.published).clear();
+    }
+}
+
+impl RegionOwner for FabricInner {
+    fn incarnation(&self) -> u64 {
+        self.identity.incarnation
+    }
+
+    fn addresses(&self) -> Vec<(String, Vec<u64>)> {
+        self.transports.iter().map(Transport::address).collect()
+    }
+
+    /// The fabric tells the peers. Each engine that may use the region ends its operations there, takes the keys of
+    /// its rails back, and waits until those rails are quiet.
+    fn revoke(&self, region: &Arc<RegionInner>) -> Result<Op> {
+        region.revoke_at_once();
+        for peer in lock(&self.peers).values() {
+            peer.announce_revoked(region.id);
+        }
+        self.check_open("revoke")?;
+        let deadline = self.deadline(self.now(), None);
+        let (mut parts, mut busy) = (Vec::new(), None);
+        for group in self.groups() {
+            let engine = &group.engine;
+            if !region.is_registered_on(engine.transport, group.rails.clone()) {
+                continue;
+            }
+            // A full op table leaves no slot to wait with. The engine revokes all the same.
+            let id = engine.insert("revoke").map_err(|error| busy = Some(error)).ok();
+            engine.control(Control::Revoke { id, region: Arc::clone(region), deadline });
+            parts.extend(id.map(|id| Op::pending(Arc::clone(engine), id)));
+        }
+        parts.extend(self.late_write_error(region).map(|error| Op::ready(Err(error))));
+        match busy {
+            Some(error) => Err(error),
+            None => Ok(Op::all(parts)),
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod admission;
 mod builder;
+mod core_reservation;
 mod dump;
 mod group;
 mod host;
@@ -14,7 +15,7 @@ mod transport;
 mod workers;
 
 use std::future::Future;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 pub use builder::{FabricBuilder, TransportConfig};
@@ -24,14 +25,13 @@ pub(crate) use inner::FabricInner;
 pub use placement::{GroupLocation, ListedGroup, RailGroups};
 pub(crate) use transport::Transport;
 pub use transport::TransportInfo;
-pub(crate) use workers::Posting;
 pub use workers::{Pinning, Workers};
 
 use crate::control;
+use crate::engine::memory::{RegionInner, RegionSetup};
 use crate::engine::{Control, RailCounters, StepReport};
 use crate::pool::RecvPool;
-use crate::region::RegionInner;
-use crate::{Access, Error, ErrorKind, HostBuffer, Memory, MemoryKind, Op, Peer, Region, Result, Time};
+use crate::{Access, Error, ErrorKind, HostBuffer, Memory, Op, Peer, Region, Result, Time};
 
 /// The rails to register memory on.
 #[derive(Clone, Copy)]
@@ -142,20 +142,15 @@ impl Fabric {
             // SAFETY: handed on to the caller.
             regions.push(unsafe { transport.register(&memory, access, group)? });
         }
-        let len = memory.len() as u64;
-        Ok(Region(Arc::new(RegionInner {
+        let setup = RegionSetup {
             regions: regions.into(),
-            start: memory.as_ptr(),
-            len,
-            device_memory_mask: if matches!(memory.kind(), MemoryKind::Cuda { .. }) { u64::MAX } else { 0 },
-            memory,
             access,
             id: self.0.next_region.fetch_add(1, Ordering::Relaxed),
             fabric_id: self.0.id,
-            fabric: Arc::downgrade(&self.0),
+            owner: Arc::<FabricInner>::downgrade(&self.0),
             retained: Weak::clone(&self.0.retained),
-            limit: AtomicU64::new(len + 1),
-        })))
+        };
+        Ok(Region(Arc::new(RegionInner::new(memory, setup))))
     }
 
     /// Publishes a region: peers find it by `name` until [`Fabric::unpublish`].

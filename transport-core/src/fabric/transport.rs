@@ -5,15 +5,16 @@ use std::sync::{Arc, Mutex};
 
 use topology::{Address, Machine};
 
+use super::core_reservation::CoreReservation;
 use super::group::Group;
 use super::placement::PlacementPolicy;
 use super::{GroupLocation, TransportConfig, Workers, lock};
 use crate::engine::flow_control::ReceiverCredits;
+use crate::engine::index::{GroupIndex, TransportIndex};
+use crate::engine::memory::RetainedMemory;
 use crate::engine::trace::StallMonitor;
-use crate::engine::worker::{CoreReservation, Worker, WorkerSetup};
+use crate::engine::worker::{Worker, WorkerSetup};
 use crate::engine::{Engine, EngineHandle, HandleSetup, Rail, RailCounters, RailCounts};
-use crate::index::{GroupIndex, TransportIndex};
-use crate::retained::RetainedMemory;
 use crate::spi::{Capabilities, DeviceInfo, Domain, DomainSetup, MemoryRegion};
 use crate::{Access, Error, ErrorKind, GrantPolicy, Memory, Result, WakeupHandle, WakeupPipe};
 
@@ -27,8 +28,11 @@ pub(crate) struct Transport {
     /// At least one.
     pub groups: Vec<Group>,
     /// The threads that drive the groups, until the transport is closed. Empty if the caller drives them.
-    workers: Mutex<Vec<Worker>>,
+    workers: Mutex<Vec<ReservedWorker>>,
 }
+
+/// A worker, and the core that is reserved for it. The reservation ends after the thread: fields are dropped in order.
+type ReservedWorker = (Worker, Option<CoreReservation>);
 
 /// The index of the thread that drives a group. Neighbouring groups share a thread.
 fn worker_index(group: usize, threads: usize, groups: usize) -> usize {
@@ -194,10 +198,10 @@ impl Transport {
                 name: format!("mr{index}-{}", self.label),
                 engines,
                 wakeup,
-                core: reservation,
+                core,
                 lock: shared.clone(),
             };
-            lock(&self.workers).push(Worker::start(setup)?);
+            lock(&self.workers).push((Worker::start(setup)?, reservation));
         }
         Ok(())
     }

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::engine::Posting;
+
 /// The settings of a fabric's worker threads. The defaults are the fastest. The other settings are for hosts with few
 /// cores to spare, and for measurements of what each optimization gains (`bench ladder`).
 #[derive(Debug, Clone)]
@@ -10,17 +12,6 @@ pub struct Workers {
     pub(crate) pinning: Pinning,
     pub(crate) sharded: bool,
     pub(crate) posting: Posting,
-}
-
-/// How workers write and post work requests.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Posting {
-    /// The most requests under one doorbell.
-    pub batch: usize,
-    /// Whether requests are written when they are posted, not when their operation is taken over.
-    pub lazy: bool,
-    /// The longest sleep between two polls of the triggers that operations wait for.
-    pub trigger_nap: Duration,
 }
 
 /// The core that each worker is bound to.
@@ -37,17 +28,9 @@ pub enum Pinning {
     Cores(Vec<usize>),
 }
 
-/// The requests per doorbell. Chains beyond 4 gained little on mlx5, and Perplexity chose 16 on EFA. With 64 the cost
-/// of the virtual call is negligible per request.
-const BATCH: usize = 64;
-
-/// Linux adds 50 µs of slack to any sleep: a shorter sleep would cost more and hardly end sooner.
-const TRIGGER_NAP: Duration = Duration::from_micros(50);
-
 impl Default for Workers {
     fn default() -> Self {
-        let posting = Posting { batch: BATCH, lazy: true, trigger_nap: TRIGGER_NAP };
-        Self { threads: None, pinning: Pinning::Near, sharded: true, posting }
+        Self { threads: None, pinning: Pinning::Near, sharded: true, posting: Posting::default() }
     }
 }
 

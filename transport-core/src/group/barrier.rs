@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use super::{PeerGroup, refused};
 use crate::control::MAX_NAME;
+use crate::engine::op::{block_on, needs_steps};
 use crate::engine::timers::Timer;
 use crate::fabric::FabricInner;
-use crate::op::{block_on, needs_steps};
 use crate::peer::{MAX_AHEAD, Refusal};
 use crate::{Error, ErrorKind, Result};
 
@@ -52,7 +52,7 @@ impl PeerGroup {
             let why = format!("the name has {} bytes; 1 to {MAX_NAME} are allowed", name.len());
             return Err(refused("barrier", why));
         }
-        let fabric = self.peers()[0].0.fabric.upgrade();
+        let fabric = self.peers()[0].0.context.fabric.upgrade();
         let fabric =
             fabric.ok_or_else(|| Error::new(ErrorKind::Closed, "barrier", "the fabric is closed"))?;
         let timer = Timer::new(Arc::clone(fabric.first_engine()), fabric.deadline(fabric.now(), Some(limit)));
@@ -69,7 +69,7 @@ impl PeerGroup {
         };
         barrier.enter()?;
         for (position, peer) in self.peers().iter().enumerate() {
-            if peer.0.barriers.announce(&barrier.name) {
+            if peer.0.context.barriers.announce(&barrier.name) {
                 peer.announce_arrival(&barrier.name);
             }
             barrier.missing.push(position);
@@ -107,7 +107,7 @@ impl Barrier {
         let group = self.group.clone();
         for peer in group.peers() {
             let id = peer.id();
-            let known = peer.0.barriers.enter(&self.name).map_err(|refusal| match refusal {
+            let known = peer.0.context.barriers.enter(&self.name).map_err(|refusal| match refusal {
                 Refusal::Awaited => {
                     let why = format!(
                         "another future waits for a barrier of this name with {id}; use another name"
@@ -133,7 +133,7 @@ impl Barrier {
     /// Leaves the barriers that were entered.
     fn leave(&mut self, passed: bool) {
         for peer in &self.group.peers()[..std::mem::take(&mut self.entered)] {
-            peer.0.barriers.leave(&self.name, passed);
+            peer.0.context.barriers.leave(&self.name, passed);
         }
     }
 
@@ -142,7 +142,7 @@ impl Barrier {
         let mut end = None;
         missing.retain(|position| {
             let peer = &group.peers()[*position].0;
-            let reached = || peer.barriers.poll(name, context.waker());
+            let reached = || peer.context.barriers.poll(name, context.waker());
             // A peer that passes the barrier may close at once. Its arrival before that counts.
             let missing = !reached() && (peer.close_reason().is_none() || !reached());
             if missing {

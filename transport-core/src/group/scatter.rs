@@ -1,12 +1,10 @@
 //! Scatter: one source, many peers. All parts are checked before any is submitted.
 
 use std::ops::Range;
-use std::sync::Arc;
 
 use super::{PeerGroup, refused};
 use crate::engine::Work;
 use crate::engine::peer::{CheckedRange, Link};
-use crate::peer::PeerInner;
 use crate::request::{cut_write, imm_alone};
 use crate::spi::WorkKind;
 use crate::striping::OpSlots;
@@ -95,8 +93,8 @@ impl PeerGroup {
     pub fn write_imm(&self, imm: u32) -> Result<Op> {
         let options = WriteOptions::new().imm(imm);
         let checked = self.peers().iter().map(|peer| {
-            let link = peer.0.check_imm(imm, "write_imm")?;
-            Ok(Checked { peer: &peer.0, link, work: imm_alone(imm), bytes: None })
+            let link = peer.check_imm(imm, "write_imm")?;
+            Ok(Checked { peer, link, work: imm_alone(imm), bytes: None })
         });
         submit_all("write_imm", &options, None, checked.collect::<Result<_>>()?)
     }
@@ -110,7 +108,7 @@ impl PeerGroup {
         let position = self.position(part.dst.peer());
         let position = position
             .ok_or_else(|| refused("scatter", "its region belongs to no peer of the group".into()))?;
-        let peer = &self.peers()[position].0;
+        let peer = &self.peers()[position];
         let (link, span) =
             peer.check_write(src, part.range.clone(), part.dst, part.offset, options, "scatter")?;
         let work = options.work(cut_write(link, span, options, "scatter")?, src, part.dst);
@@ -137,7 +135,7 @@ impl PeerGroup {
 
 /// A part that was checked and may be submitted.
 struct Checked<'a> {
-    peer: &'a Arc<PeerInner>,
+    peer: &'a Peer,
     link: &'a Link,
     work: Work,
     /// The remote region and the range, for a part with bytes.
@@ -155,13 +153,15 @@ fn submit_all(
     let times = first.peer.times(options.trigger.as_ref(), options.deadline);
     let mut slots = Vec::with_capacity(parts.len());
     for part in &parts {
-        slots.push(OpSlots::take(part.peer, part.link, &part.work, name)?);
+        slots.push(OpSlots::take(&part.peer.0, part.link, &part.work, name)?);
     }
     let submit = |(part, slots): (Checked<'_>, OpSlots<'_>)| {
         let Checked { peer, link, work, bytes } = part;
         let now = match (bytes, src) {
-            (Some((dst, span)), Some(src)) => link.try_direct(src, &dst.0, span, WorkKind::Write, options),
-            (Some(_), None) => None,
+            (Some((dst, span)), Some(src)) if options.trigger.is_none() => {
+                link.try_direct(&src.0, &dst.0, span, WorkKind::Write, options.imm, options.locality)
+            }
+            (Some(_), _) => None,
             (None, _) => link.try_direct_message(WorkKind::Write, std::ptr::null_mut(), 0, work.imm),
         };
         now.unwrap_or_else(|| peer.submit_with(slots, work, times.clone(), name))

@@ -88,7 +88,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::engine::waker_set::tests::{Woken, poll};
+    use crate::tests::wakers::{Woken, poll};
     use crate::{ErrorKind, Peer};
 
     fn next(arrivals: &mut Arrivals, woken: &Arc<Woken>) -> Option<Option<Result<u64, ErrorKind>>> {

@@ -2,9 +2,6 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
-
-use foldhash::HashMap;
 
 use super::ImmCounter;
 use crate::peer::PeerInner;
@@ -36,19 +33,15 @@ impl Mirror {
 
     pub(super) fn new(counter: ImmCounter, signal: Arc<dyn Signal>, on_peer_closed: OnPeerClosed) -> Self {
         let ImmCounter { peer, imm } = counter;
-        let mut counts = peer.imms.lock();
-        let total = counts.values.count(imm);
-        // The close of a peer sets the reason first, and then advances the mirrors under this lock.
-        let passed = if peer.close_reason().is_some() { on_peer_closed.passes() } else { 0 };
-        let id = counts.mirrors.add(imm, Mirrored { id: 0, signal, total, on_peer_closed, passed });
-        drop(counts);
+        let is_closed = || peer.close_reason().is_some();
+        let id = peer.imms.mirror(imm, signal, on_peer_closed.advance(), is_closed);
         Self { peer, imm, id }
     }
 
     /// The number of arrivals that were counted. Its low 32 bits are the last value of the signal, without
     /// [`PASS`](Self::PASS).
     pub fn total(&self) -> u64 {
-        self.peer.imms.lock().mirrors.total(self.imm, self.id)
+        self.peer.imms.mirrored_total(self.imm, self.id)
     }
 
     /// The reason why the peer is gone, once it is. The signal advances right after. Arrivals that were under way may
@@ -66,87 +59,13 @@ impl fmt::Debug for Mirror {
 
 impl Drop for Mirror {
     fn drop(&mut self) {
-        let removed = self.peer.imms.lock().mirrors.remove(self.imm, self.id);
-        // Dropping the signal may run its owner's code, so the lock is open again.
-        drop(removed);
-    }
-}
-
-/// All mirrors of a peer's counts, by imm value.
-#[derive(Default)]
-pub(super) struct Mirrors {
-    by_imm: HashMap<u32, Vec<Mirrored>>,
-    next: u64,
-}
-
-struct Mirrored {
-    id: u64,
-    signal: Arc<dyn Signal>,
-    total: u64,
-    on_peer_closed: OnPeerClosed,
-    /// How far the signal is ahead of the total.
-    passed: u32,
-}
-
-impl Mirrors {
-    /// Counts one more arrival of `imm`.
-    #[inline]
-    pub fn arrived(&mut self, imm: u32) {
-        if !self.by_imm.is_empty() {
-            self.count(imm);
-        }
-    }
-
-    #[cold]
-    fn count(&mut self, imm: u32) {
-        for mirror in self.by_imm.get_mut(&imm).into_iter().flatten() {
-            mirror.total += 1;
-            mirror.store();
-        }
-    }
-
-    /// Advances the signals, because the peer is gone.
-    pub fn close(&mut self) {
-        for mirror in self.by_imm.values_mut().flatten() {
-            mirror.passed = mirror.on_peer_closed.passes();
-            mirror.store();
-        }
-    }
-
-    fn add(&mut self, imm: u32, mirror: Mirrored) -> u64 {
-        let id = self.next;
-        self.next += 1;
-        mirror.store();
-        self.by_imm.entry(imm).or_default().push(Mirrored { id, ..mirror });
-        id
-    }
-
-    fn remove(&mut self, imm: u32, id: u64) -> Option<Mirrored> {
-        let mirrors = self.by_imm.get_mut(&imm)?;
-        let place = mirrors.iter().position(|mirror| mirror.id == id)?;
-        let removed = mirrors.swap_remove(place);
-        if mirrors.is_empty() {
-            self.by_imm.remove(&imm);
-        }
-        Some(removed)
-    }
-
-    fn total(&self, imm: u32, id: u64) -> u64 {
-        let mut mirrors = self.by_imm.get(&imm).into_iter().flatten();
-        mirrors.find(|mirror| mirror.id == id).map_or(0, |mirror| mirror.total)
-    }
-}
-
-impl Mirrored {
-    fn store(&self) {
-        // The lock of the counts is held, so that the signal never goes back. The store releases the bytes.
-        self.signal.atomic().store((self.total as u32).wrapping_add(self.passed), Ordering::Release);
+        self.peer.imms.end_mirror(self.imm, self.id);
     }
 }
 
 impl OnPeerClosed {
     /// How far the signal advances when the peer is closed.
-    fn passes(self) -> u32 {
+    fn advance(self) -> u32 {
         match self {
             Self::Keep => 0,
             Self::Pass => Mirror::PASS,
@@ -156,7 +75,7 @@ impl OnPeerClosed {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::AtomicU32;
+    use std::sync::atomic::{AtomicU32, Ordering};
 
     use super::*;
     use crate::{ErrorKind, Peer};
@@ -184,7 +103,6 @@ mod tests {
         assert_eq!(Arc::strong_count(&word), 2);
         peer.0.imms.arrived(7);
         assert_eq!((now(), peer.imm(7).count()), (4, 2));
-        assert!(peer.0.imms.lock().mirrors.by_imm.is_empty());
     }
 
     #[test]
@@ -199,17 +117,6 @@ mod tests {
         peer.0.imms.arrived(7);
         peer.0.imms.arrived(8);
         assert_eq!((first(), second(), third()), (2, 3, 1));
-    }
-
-    #[test]
-    fn wraps_around() {
-        let (peer, (word, now)) = (Peer::alone(), word());
-        peer.0.imms.lock().values.set(7, u64::from(u32::MAX) - 1);
-        let mirror = peer.imm(7).mirror(word, OnPeerClosed::Keep);
-        (0..2).for_each(|_| peer.0.imms.arrived(7));
-        assert_eq!((now(), mirror.total()), (0, 1 << 32));
-        peer.0.imms.arrived(7);
-        assert_eq!(now(), 1);
     }
 
     /// Several threads count arrivals while mirrors come and go. Each mirror counts all arrivals of its time.

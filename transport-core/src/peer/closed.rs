@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 
 use super::PeerInner;
 use crate::Error;
-use crate::op::needs_steps;
+use crate::engine::op::needs_steps;
 
 /// The future of [`Peer::closed`](crate::Peer::closed).
 #[must_use = "futures do nothing unless awaited"]
@@ -28,7 +28,7 @@ impl Future for PeerClosed {
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Error> {
         let Self { peer, id } = self.get_mut();
-        let mut wakers = peer.close_wakers();
+        let mut wakers = peer.context.close_wakers();
         let reason = peer.close_reason();
         let old = match reason {
             Some(_) => wakers.unregister(id, ()),
@@ -46,8 +46,32 @@ impl Future for PeerClosed {
 impl Drop for PeerClosed {
     fn drop(&mut self) {
         if self.id.is_some() {
-            let old = self.peer.close_wakers().unregister(&mut self.id, ());
+            let old = self.peer.context.close_wakers().unregister(&mut self.id, ());
             drop(old);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tests::wakers::{Dropping, Woken, poll};
+    use crate::{ErrorKind, Peer};
+
+    #[test]
+    fn closed_resolves_and_leaves_nothing_behind() {
+        let peer = Peer::alone();
+        let (woken, dropped) = (Arc::<Woken>::default(), Arc::<Woken>::default());
+        let mut closed = peer.closed();
+        for _ in 0..100 {
+            assert!(poll(&mut closed, &woken).is_pending());
+            assert!(poll(&mut peer.closed(), &dropped).is_pending());
+        }
+        assert_eq!((woken.kept(), dropped.kept()), (1, 0));
+        let dropping = Dropping::leave(peer.closed());
+        peer.disconnect();
+        assert!(dropping.is_done());
+        assert_eq!((woken.take(), woken.kept(), dropped.take()), (1, 0, 0));
+        assert!(matches!(poll(&mut closed, &woken), Poll::Ready(e) if e.kind() == ErrorKind::Closed));
     }
 }

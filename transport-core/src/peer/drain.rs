@@ -6,29 +6,27 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use tokio::sync::oneshot;
-
 use super::PeerInner;
-use crate::engine::{Control, EngineHandle};
-use crate::op::needs_steps;
+use crate::engine::op::needs_steps;
+use crate::engine::{Control, DrainAnswer, EngineHandle, drain_answer};
 use crate::{Error, ErrorKind, Result, wait};
 
 /// The future of [`Peer::drain`](crate::Peer::drain).
 #[must_use = "only the awaited future says when no byte can move"]
 pub struct Drain {
     /// The engines that have not answered, one per link.
-    waits: Vec<(Arc<EngineHandle>, oneshot::Receiver<Result<()>>)>,
+    waits: Vec<(Arc<EngineHandle>, DrainAnswer)>,
     failed: Option<Error>,
 }
 
 impl Drain {
     /// Asks each engine that has operations to `peer`.
     pub(super) fn new(peer: &PeerInner) -> Result<Self> {
-        let fabric = peer.fabric.upgrade().ok_or_else(closed)?;
+        let fabric = peer.context.fabric.upgrade().ok_or_else(closed)?;
         fabric.check_open("drain")?;
         let mut waits = Vec::new();
         for link in peer.links.iter().filter(|link| !link.backlog.is_empty()) {
-            let (done, answer) = oneshot::channel();
+            let (done, answer) = drain_answer();
             let deadline = fabric.deadline(fabric.now(), None);
             link.engine.control(Control::Drain { peer: peer.id, deadline, done });
             waits.push((Arc::clone(&link.engine), answer));
@@ -54,7 +52,7 @@ impl Future for Drain {
                 true
             }
             Poll::Ready(answer) => {
-                *failed = failed.take().or(answer.unwrap_or_else(|_| Err(closed())).err());
+                *failed = failed.take().or(answer.err());
                 false
             }
         });

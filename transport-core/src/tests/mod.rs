@@ -1,3 +1,4 @@
 //! Tests over whole fabrics.
 
 mod control;
+pub(crate) mod wakers;

@@ -7,7 +7,7 @@ use super::raw::Raw;
 use super::session::with_raw;
 use super::{builder, fabric, listening, pair, served, wait};
 use crate::control::frame::{Cause, Frame, MAX_OFFERS};
-use crate::index::GroupIndex;
+use crate::engine::index::GroupIndex;
 use crate::spi::Allowance;
 use crate::spi::WorkKind;
 use crate::{ErrorKind, Grant, GrantPolicy, GrantRequest, Peer};
@@ -60,7 +60,7 @@ fn a_policy_that_changed_is_asked_again() {
         here.regrant();
         server.step();
         // A lookup follows the grant in the same queue: a peer that answers it has received the grant.
-        assert!(wait(here.0.session.lookup("x")).is_err());
+        assert!(wait(here.0.context.session.lookup("x")).is_err());
         assert_eq!(send_credit(&there), [room_then, 1 << 20]);
     }
 }

@@ -26,14 +26,14 @@ fn names_are_looked_up() {
     let ((_client, there), (server, _)) = pair();
     let region = server.alloc(4096, Access::REMOTE_WRITE).unwrap();
     server.publish("kv", &region).unwrap();
-    let lookup = |name: &str| wait(there.0.session.lookup(name));
+    let lookup = |name: &str| wait(there.0.context.session.lookup(name));
     assert_eq!(lookup("kv").unwrap(), region.descriptor().to_bytes());
     let error = lookup("no\nsuch").unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotFound);
     assert!(error.context().contains("no such"), "{error}");
     assert_eq!(lookup(&"x".repeat(MAX_NAME + 1)).unwrap_err().kind(), ErrorKind::InvalidRequest);
     // More lookups at once than may be outstanding.
-    let many: Vec<_> = (0..300).map(|_| there.0.session.lookup("kv")).collect();
+    let many: Vec<_> = (0..300).map(|_| there.0.context.session.lookup("kv")).collect();
     assert!(many.into_iter().all(|lookup| wait(lookup).is_ok()));
     server.unpublish("kv");
     assert_eq!(lookup("kv").unwrap_err().kind(), ErrorKind::NotFound);
@@ -51,7 +51,7 @@ fn closing_and_disconnecting_are_seen_as_closed() {
     let ends: [fn(&Fabric, Peer); 2] = [|fabric, _| fabric.close(), |_, peer| peer.disconnect()];
     for end in ends {
         let ((client, there), (_server, here)) = pair();
-        let lookup = there.0.session.lookup("x");
+        let lookup = there.0.context.session.lookup("x");
         end(&client, there);
         // The goodbye ends it with `Closed`; silence would end it with `PeerDied`.
         let error = wait(here.closed());
@@ -67,13 +67,13 @@ fn a_peer_handle_keeps_no_fabric_open() {
     drop(client);
     assert_eq!(wait(here.closed()).kind(), ErrorKind::Closed);
     assert_eq!(wait(there.closed()).kind(), ErrorKind::Closed);
-    assert_eq!(wait(there.0.session.lookup("x")).unwrap_err().kind(), ErrorKind::Closed);
+    assert_eq!(wait(there.0.context.session.lookup("x")).unwrap_err().kind(), ErrorKind::Closed);
 }
 
 #[test]
 fn a_lost_connection_is_a_dead_peer() {
     let (_fabric, peer, raw) = with_raw();
-    let lookup = peer.0.session.lookup("never answered");
+    let lookup = peer.0.context.session.lookup("never answered");
     drop(raw);
     let error = wait(peer.closed());
     assert_eq!(error.kind(), ErrorKind::PeerDied);

@@ -37,7 +37,7 @@ fn peers_of_one_authority_meet() {
     server.publish("kv", &region).unwrap();
     let client = secured(tls(&b, &ca)).token(token("all")).open().unwrap();
     let (there, here) = gets_through(&client, &listener);
-    assert_eq!(wait(there.0.session.lookup("kv")).unwrap(), region.descriptor().to_bytes());
+    assert_eq!(wait(there.0.context.session.lookup("kv")).unwrap(), region.descriptor().to_bytes());
     there.disconnect();
     let end = wait(here.closed());
     assert_eq!(end.kind(), ErrorKind::Closed, "{end}");

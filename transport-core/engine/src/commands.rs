@@ -1,0 +1,55 @@
+//! The commands that other threads send to an engine.
+
+use std::sync::Arc;
+use std::sync::mpsc::SyncSender;
+
+use super::memory::RegionInner;
+use super::peer::PeerState;
+use super::rail::PoolPart;
+use super::{DrainReply, Snapshot, Work};
+use crate::op::OpId;
+use crate::{Error, PeerId, Time, Trigger};
+
+/// A checked operation for the engine. A plain value, never boxed.
+pub struct Submission {
+    pub id: OpId,
+    pub peer: Arc<PeerState>,
+    pub submitted_at: Time,
+    /// What the operation waits for before it starts.
+    pub trigger: Option<Trigger>,
+    pub deadline: Time,
+    pub work: Work,
+    /// The operation's tracing span. Disabled, and then a few words without content, unless a subscriber wants it.
+    pub span: tracing::Span,
+}
+
+/// All other commands: each is rarer than a submission.
+pub enum Control {
+    /// A peer was admitted, and has a link to this engine.
+    Link { peer: Arc<PeerState> },
+    /// The connection to a peer ended.
+    Unlink { peer: PeerId, error: Error },
+    /// The user cancelled an operation.
+    Cancel(OpId),
+    /// The user submitted a receive. It completes through the op table.
+    Receive { id: OpId, region: Arc<RegionInner>, offset: u64, len: u64 },
+    /// A buffer of a receive pool is free, and is to be posted.
+    PoolReceive { pool: Arc<PoolPart>, buffer: u32 },
+    /// A receive pool was dropped: the engine cancels its receives.
+    PoolClosed { pool: Arc<PoolPart> },
+    /// A region is to be revoked: the engine ends the operations that use it here, revokes its keys, and waits until no
+    /// peer copies to or from it. `id` is the operation that waits for this, if there is one.
+    Revoke { id: Option<OpId>, region: Arc<RegionInner>, deadline: Time },
+    /// The user waits until the operations that were submitted to a peer have ended.
+    Drain { peer: PeerId, deadline: Time, done: DrainReply },
+    /// The peer of a link has granted us more.
+    GrantReceived { link: u32 },
+    /// The engine is to renew the grant of a peer.
+    RenewGrant { link: u32, peer: PeerId },
+    /// A [`PeerProbe`](super::peer::PeerProbe) has ended.
+    ProbeEnded { link: u32, peer: PeerId },
+    /// A [`Timer`](super::timers::Timer) was set.
+    Timer { at: Time },
+    /// A dump needs a snapshot. The channel has room for one; the engine never waits for it.
+    Dump { reply: SyncSender<Snapshot> },
+}

@@ -1,0 +1,494 @@
+//! Completing: the engine polls the endpoints, finds the operation, peer or receive that each event is about, and ends
+//! operations.
+
+use std::sync::Arc;
+
+use super::operation::{ActiveOp, Stage};
+use super::peer::{AmbiguousFailure, ArrivalKind, PeerProbe};
+use super::rail::MAX_RUN;
+use super::snapshot::RecentFailures;
+use super::step::HashedEvent;
+use super::trace::{TraceEvent, peer_number};
+use super::{Engine, Work};
+use crate::op::OpId;
+use crate::spi::{Event, PeerSlot, Status};
+use crate::{Error, ErrorKind, Outcome, PeerId, Time};
+
+impl Engine {
+    // ---- polling ----
+
+    /// Polls each rail once. Returns the number of events.
+    #[inline(always)]
+    pub(super) fn poll_rails(&mut self) -> usize {
+        let mut events = 0;
+        // Only after a panic: the previous step did not handle all events.
+        if self.handled_events > 0 {
+            events += self.handle_remaining_events();
+        }
+        for rail in 0..self.rails.len() {
+            self.rails[rail].endpoint.poll(&mut self.completions);
+            if !self.completions.is_untouched() {
+                events += self.handle_poll(rail);
+            }
+        }
+        events
+    }
+
+    /// Counts and handles the events of a poll of a rail. Never inlined, so that an idle step saves no registers for
+    /// it.
+    #[inline(never)]
+    fn handle_poll(&mut self, rail: usize) -> usize {
+        let count = self.completions.as_slice().len();
+        let (done, failed) = count_completions(self.completions.as_slice());
+        if done + failed > 0 {
+            self.handle.counts[rail].completed(done, failed);
+            let (requests, failed) = (done as u32, failed as u32);
+            self.record(TraceEvent::Completed { rail: self.rail_number(rail), requests, failed });
+        }
+        let events = count + usize::from(self.completions.made_progress());
+        self.handle_events(rail);
+        events
+    }
+
+    /// Handles each event of the last poll, which was of `rail`, exactly once. This also holds if a waker of the user
+    /// panics: an event counts as handled before any waker runs. A completion may cover several runs: the engine handles
+    /// one run, and replaces the event by one for the rest.
+    #[inline]
+    fn handle_events(&mut self, rail: usize) {
+        self.handled_rail = rail;
+        while let Some(event) = self.completions.as_slice().get(self.handled_events) {
+            self.handled_events += 1;
+            match *event {
+                Event::Done { first, count } => {
+                    let of_run = (MAX_RUN - (first % u64::from(MAX_RUN)) as u32).min(count);
+                    if of_run < count {
+                        let rest = Event::Done { first: first + u64::from(of_run), count: count - of_run };
+                        self.handled_events -= 1;
+                        self.completions.replace(self.handled_events, rest);
+                    }
+                    self.acknowledge(rail, first, of_run, None);
+                }
+                Event::Failed { id, status } => {
+                    self.acknowledge(rail, id, 1, Some(status));
+                }
+                Event::FailedUnconfirmed { id, peer, status } => {
+                    self.on_ambiguous_failure(rail, id, peer, status)
+                }
+                other => self.handle_event(rail, other),
+            }
+        }
+        self.completions.clear();
+        self.handled_events = 0;
+    }
+
+    /// Handles the events that a panic has left; returns their number.
+    #[cold]
+    fn handle_remaining_events(&mut self) -> usize {
+        let left = self.completions.as_slice().len() - self.handled_events;
+        self.handle_events(self.handled_rail);
+        left
+    }
+
+    /// Handles the end of requests of this engine, all of one run.
+    #[inline]
+    fn acknowledge(&mut self, rail: usize, id: u64, count: u32, failed: Option<Status>) {
+        self.hash_event(HashedEvent::Acknowledged, id);
+        let inflight = &mut self.rails[rail].inflight;
+        match inflight.acknowledge(id, count).or_else(|| self.acknowledge_evicted(rail, id, count)) {
+            Some((op, pieces)) => self.on_pieces_ended(rail, op, pieces, failed),
+            None => tracing::error!(rail, id, "ignored the completion of a request that is not outstanding"),
+        }
+    }
+
+    /// Acknowledges requests that may have been evicted: their peer responds again. Returns their operation and their
+    /// number.
+    #[cold]
+    fn acknowledge_evicted(&mut self, rail: usize, id: u64, count: u32) -> Option<(u32, u32)> {
+        let this = &mut self.rails[rail];
+        let (op, pieces) = this.inflight.acknowledge_evicted(id, count)?;
+        if let Some(active) = &self.active[op as usize] {
+            this.queue.resume(active.link);
+        }
+        Some((op, pieces))
+    }
+
+    fn on_pieces_ended(&mut self, rail: usize, op: u32, pieces: u32, failed: Option<Status>) {
+        let now = self.now();
+        let Some(active) = &mut self.active[op as usize] else { return };
+        active.outstanding -= pieces;
+        let takes_credit = active.takes_credit;
+        active.note_progress(now, &mut self.next_stall_check);
+        let is_over = active.is_over();
+        if takes_credit {
+            self.return_credit(op, pieces, failed.is_some());
+        }
+        if let Some(status) = failed {
+            self.fail_with(op, rail, status);
+        } else if is_over {
+            self.finish_if_over(op);
+        }
+    }
+
+    /// Handles an event that is not the end of a request of this engine.
+    pub(super) fn handle_event(&mut self, rail: usize, event: Event) {
+        match event {
+            Event::Imm { peer, imm } => {
+                let Some(link) = self.link_at(rail, peer, event) else { return };
+                self.hash_event(HashedEvent::ImmArrived, imm.into());
+                if let Some(state) = &mut self.links[link as usize] {
+                    let peer = peer_number(state.peer.id);
+                    let renew = state.count_arrival(ArrivalKind::Imm);
+                    self.record(TraceEvent::Imm { rail: self.rail_number(rail), peer, imm });
+                    if renew {
+                        self.renew_grant(link);
+                    }
+                }
+                // Last, because wakers run the user's code.
+                if let Some(state) = &self.links[link as usize] {
+                    state.peer.imms.arrived(imm);
+                }
+            }
+            Event::Received { id, peer, len, imm } => {
+                let Some(link) = self.link_at(rail, peer, event) else { return };
+                self.hash_event(HashedEvent::MessageArrived, id);
+                let sender = self.links[link as usize].as_ref().map(|link| link.peer.id);
+                let peer = sender.map_or(0, peer_number);
+                self.record(TraceEvent::Message { rail: self.rail_number(rail), peer, bytes: len });
+                let state = self.links[link as usize].as_mut();
+                if state.is_some_and(|state| state.count_arrival(ArrivalKind::Message)) {
+                    self.renew_grant(link);
+                }
+                // Last, because wakers run the user's code.
+                self.receives.received(id, sender, len, imm, &mut self.rails, &self.handle);
+            }
+            Event::ReceiveFailed { id, status } => {
+                self.hash_event(HashedEvent::ReceiveFailed, id);
+                let text = self.rails[rail].endpoint.describe(status);
+                let error = Error::new(status.kind, "recv", text);
+                self.receives.failed(id, error, &mut self.rails, &self.handle);
+            }
+            Event::PeerGone { peer } => self.on_peer_gone(rail, peer),
+            Event::EndpointChanged => self.on_endpoint_changed(rail),
+            Event::DeviceLost { status } => self.on_device_lost(rail, status),
+            Event::Done { .. } | Event::Failed { .. } | Event::FailedUnconfirmed { .. } => {}
+        }
+    }
+
+    /// The link of a slot. If the engine does not know the peer yet, keeps the event for later.
+    fn link_at(&mut self, rail: usize, peer: PeerSlot, event: Event) -> Option<u32> {
+        let link = self.slot_links[rail].get(peer.0 as usize).copied().flatten();
+        if link.is_none()
+            && !self.early_events.keep(rail, peer, event)
+            && let Event::Received { id, .. } = event
+        {
+            let why = "a peer sent too many messages before it was admitted; this one is dropped";
+            let error = Error::new(ErrorKind::Protocol, "recv", why);
+            self.receives.failed(id, error, &mut self.rails, &self.handle);
+        }
+        link
+    }
+
+    // ---- failures of peers and devices ----
+
+    /// The last event of a slot. The link fails if it has not failed before.
+    fn on_peer_gone(&mut self, rail: usize, peer: PeerSlot) {
+        let take_link =
+            |this: &mut Self| this.slot_links[rail].get_mut(peer.0 as usize).and_then(Option::take);
+        let mut link = take_link(self);
+        if link.is_none() {
+            // The fabric sends the `Link` command before any thread can disconnect the peer: it is queued by now.
+            self.take_controls();
+            link = take_link(self);
+        }
+        let Some(index) = link else {
+            // The slot was prepared, and its peer was never admitted.
+            self.early_events.take(rail, peer);
+            return;
+        };
+        self.hash_event(HashedEvent::PeerGone, index.into());
+        let number = self.links[index as usize].as_ref().map_or(0, |link| peer_number(link.peer.id));
+        self.record(TraceEvent::PeerGone { rail: self.rail_number(rail), peer: number });
+        let Some(link) = &mut self.links[index as usize] else { return };
+        link.remove_slot(rail, peer);
+        if !link.dead {
+            // Either the backend noticed the end of the connection before the control plane did, or the thread that
+            // ended it has told the backend, and not yet this engine. In the second case the reason is known.
+            let gone = link.peer.clone();
+            let lost = || Error::new(ErrorKind::PeerDied, "poll", "the backend lost the connection");
+            let error = gone.close_reason().unwrap_or_else(lost);
+            self.fail_link(index, &error);
+            gone.context.failed(error);
+        }
+        self.retire_link(index);
+    }
+
+    /// The endpoint of a rail has a new address: tells all peers.
+    fn on_endpoint_changed(&self, rail: usize) {
+        for link in self.links.iter().flatten().filter(|link| !link.dead) {
+            link.peer.context.endpoint_changed(self.handle.group, rail);
+        }
+    }
+
+    /// A device is lost. Fails the operations that have pieces on the rail, posted or not.
+    fn on_device_lost(&mut self, rail: usize, status: Status) {
+        self.hash_event(HashedEvent::DeviceLost, rail as u64);
+        self.record(TraceEvent::DeviceLost { rail: self.rail_number(rail) });
+        let text = self.rails[rail].endpoint.describe(status);
+        let text = if text.is_empty() { text } else { format!(": {text}") };
+        let why = format!("the device of rail {} is lost{text}", self.rail_number(rail));
+        let error = Error::new(ErrorKind::DeviceLost, "poll", why);
+        self.rails[rail].lost = Some(status);
+        self.handle.counts[rail].set_lost();
+        for active in self.active.iter_mut().flatten() {
+            active.rails[rail].weight = 0;
+        }
+        self.ambiguous_failures.drop_rail(rail);
+        let posted: Vec<_> = self.rails[rail].inflight.unacknowledged().collect();
+        for op in 0..self.active.len() as u32 {
+            let uses_rail =
+                |active: &ActiveOp| active.rails[rail].left() > 0 || posted.iter().any(|(_, of)| *of == op);
+            if self.active[op as usize].as_ref().is_some_and(uses_rail) {
+                self.fail_op(op, error.clone());
+            }
+        }
+        for (id, _) in posted {
+            self.acknowledge(rail, id, 1, Some(Status { kind: ErrorKind::DeviceLost, code: status.code }));
+        }
+        self.receives.on_device_lost(rail, &error, &self.handle);
+    }
+
+    /// A request failed, and the reason may be the peer's death: the engine probes the peer.
+    #[cold]
+    fn on_ambiguous_failure(&mut self, rail: usize, id: u64, peer: PeerSlot, status: Status) {
+        let link = self.slot_links[rail].get(peer.0 as usize).copied().flatten();
+        let is_alive = |link: &u32| self.links[*link as usize].as_ref().is_some_and(|link| !link.dead);
+        match link.filter(is_alive) {
+            Some(link) if self.ambiguous_failures.add(rail, id, link, status) => self.probe(link),
+            Some(_) => {}
+            None => self.acknowledge(rail, id, 1, Some(Status { kind: ErrorKind::PeerDied, ..status })),
+        }
+    }
+
+    fn probe(&self, link: u32) {
+        let Some(state) = &self.links[link as usize] else { return };
+        let probe = PeerProbe::new(Arc::clone(&self.handle), link, state.peer.id);
+        state.peer.context.probe_wanted(probe);
+    }
+
+    /// A probe of the peer of a link has ended. If the peer is alive, ends the requests that failed before the probe
+    /// with their own status.
+    pub(super) fn on_probe_ended(&mut self, link: u32, peer: PeerId) {
+        let Some(state) = self.links.get(link as usize).and_then(Option::as_ref) else { return };
+        // If the peer is gone, an `Unlink` command follows, and ends all its requests.
+        if self.link_of.get(&peer) != Some(&link) || state.peer.close_reason().is_some() {
+            return;
+        }
+        let (resolved, probe_again) = self.ambiguous_failures.on_answer(link);
+        for failure in resolved {
+            self.acknowledge(failure.rail, failure.id, 1, Some(failure.status));
+        }
+        if probe_again {
+            self.probe(link);
+        }
+    }
+
+    /// Fails a link whose peer is gone. The waiters of its operations get their errors at once; the engine aborts the
+    /// posted requests.
+    pub(super) fn fail_link(&mut self, link: u32, error: &Error) {
+        let Some(state) = self.links.get_mut(link as usize).and_then(Option::as_mut) else { return };
+        if std::mem::replace(&mut state.dead, true) {
+            return;
+        }
+        if error.kind() != ErrorKind::Closed {
+            let failed = RecentFailures::describe(self, link, error);
+            self.recent_failures.add(failed);
+        }
+        self.link_of.retain(|_, known| *known != link);
+        for op in 0..self.active.len() as u32 {
+            if self.active[op as usize].as_ref().is_some_and(|active| active.link == link) {
+                self.complete_early(op, error.clone());
+            }
+        }
+        self.abort_link(link);
+        for AmbiguousFailure { rail, id, status, .. } in self.ambiguous_failures.take_link(link) {
+            self.acknowledge(rail, id, 1, Some(Status { kind: ErrorKind::PeerDied, ..status }));
+        }
+        self.retire_link(link);
+    }
+
+    /// Aborts the posted requests to the peer of a link.
+    fn abort_link(&mut self, link: u32) {
+        let Some(Some(state)) = self.links.get(link as usize) else { return };
+        let peer = peer_number(state.peer.id);
+        for (rail, slot) in state.send_slots.iter().enumerate() {
+            if let Some(slot) = slot {
+                self.rails[rail].endpoint.abort(PeerSlot(slot.0));
+            }
+        }
+        self.record(TraceEvent::Aborted { peer });
+    }
+
+    /// Frees the index of a failed link once the backend has released all its slots and no operation is left.
+    fn retire_link(&mut self, link: u32) {
+        let Some(Some(state)) = self.links.get(link as usize) else { return };
+        let in_use = self.active.iter().flatten().any(|active| active.link == link);
+        if state.dead && state.all_slots().next().is_none() && !in_use {
+            if self.handle.first_rail == 0 {
+                self.handle.receiver_credits.close(state.peer.id);
+            }
+            self.links[link as usize] = None;
+            self.handle.release_link(link);
+        }
+    }
+
+    // ---- the end of an operation ----
+
+    /// Ends an operation if nothing of it is posted and nothing is left to post. A successful one may have to send its
+    /// imm first.
+    pub(super) fn finish_if_over(&mut self, op: u32) {
+        let Some(active) = &self.active[op as usize] else { return };
+        if !active.is_over() {
+            return;
+        }
+        if active.stage != Stage::Imm && active.error.is_none() && active.work.imm_comes_last() {
+            if active.stage == Stage::Data && self.needs_flushes && self.begin_flush(op) {
+                return;
+            }
+            let active = self.active[op as usize].as_ref();
+            let countdown = active.and_then(|active| active.work.imm_countdown.as_ref());
+            if countdown.is_none_or(|countdown| countdown.count_down()) {
+                self.begin_imm(op);
+                return;
+            }
+        }
+        let Some(active) = &mut self.active[op as usize] else { return };
+        let result = match active.error.take() {
+            Some(error) => Err(error),
+            None => Ok(Outcome {
+                bytes: active.work.bytes(),
+                work_requests: active.work_requests,
+                ..Outcome::default()
+            }),
+        };
+        active.leave_backlog(self.handle.group);
+        let (id, link, waits_for_credit) = (active.id, active.link, active.waits_for_credit);
+        let span = std::mem::replace(&mut active.span, tracing::Span::none());
+        let mut rails = std::mem::take(&mut active.rails);
+        rails.clear();
+        self.spare_rails.push(rails);
+        self.hash_event(HashedEvent::Ended, op.into());
+        self.running -= 1;
+        if self.running == 0 {
+            self.cancel_checks();
+        }
+        if waits_for_credit {
+            self.stop_waiting_for_credit(link, op);
+        }
+        // Releases the memory before the waiter learns that the operation is over.
+        self.active[op as usize] = None;
+        self.record_ended(id, &span, result.as_ref().err());
+        self.handle.table.finish(id, result);
+        if self.links[link as usize].as_ref().is_some_and(|link| link.dead) {
+            self.retire_link(link);
+        }
+    }
+
+    /// Gives an operation its error, if it has none yet, and posts no more of it. The operation ends once none of its
+    /// requests is posted.
+    pub(super) fn fail_op(&mut self, op: u32, error: Error) {
+        let Some(active) = &mut self.active[op as usize] else { return };
+        active.error.get_or_insert(error);
+        active.drop_unposted();
+        self.finish_if_over(op);
+    }
+
+    /// Fails an operation with the status of one of its requests.
+    pub(super) fn fail_with(&mut self, op: u32, rail: usize, status: Status) {
+        let text = self.rails[rail].endpoint.describe(status);
+        let active = self.active[op as usize].as_ref();
+        let name = active.map_or("write", |active| active.work.operation_name());
+        let mut error = Error::new(status.kind, name, text);
+        if status.kind == ErrorKind::PeerDied
+            && let Some(reason) =
+                self.active[op as usize].as_ref().and_then(|active| active.peer.close_reason())
+        {
+            // The backend only sees that the connection ended. The peer's state says why.
+            error = reason;
+        }
+        self.fail_op(op, error);
+    }
+
+    /// Completes an operation with an error at once. Its memory stays in use until none of its requests is posted.
+    fn complete_early(&mut self, op: u32, error: Error) {
+        let Some(active) = &self.active[op as usize] else { return };
+        self.handle.table.complete(active.id, Err(error.clone()));
+        self.fail_op(op, error);
+    }
+
+    /// Cancels an operation that the engine has taken over. Does nothing if it has ended.
+    pub(super) fn cancel_active(&mut self, id: OpId) {
+        let Some(active) = &self.active[id.index as usize] else { return };
+        if active.id == id {
+            let error = interrupted(ErrorKind::Cancelled, &active.work);
+            self.stop(id.index, error);
+        }
+    }
+
+    /// Stops an operation: it ends with `error` once none of its requests is posted. If that takes until its deadline,
+    /// the engine aborts its link.
+    pub(super) fn stop(&mut self, op: u32, error: Error) {
+        let Some(active) = &mut self.active[op as usize] else { return };
+        active.cancelled = true;
+        self.next_deadline = self.next_deadline.min(active.deadline);
+        self.hash_event(HashedEvent::Stopped, op.into());
+        self.fail_op(op, error);
+    }
+
+    /// Ends the operations whose deadline has passed; returns their number. Lowers `next` to the earliest deadline of
+    /// the others.
+    pub(super) fn expire_operations(&mut self, now: Time, next: &mut Time) -> usize {
+        let mut expired = 0;
+        for op in 0..self.active.len() as u32 {
+            let Some(active) = &mut self.active[op as usize] else { continue };
+            if active.deadline > now {
+                *next = (*next).min(active.deadline);
+            } else if active.cancelled && !active.aborted {
+                active.aborted = true;
+                expired += 1;
+                let cancelled = || interrupted(ErrorKind::Cancelled, &active.work);
+                let (link, error) = (active.link, active.error.clone().unwrap_or_else(cancelled));
+                self.complete_early(op, error);
+                self.abort_link(link);
+            } else if !active.expired {
+                active.expired = true;
+                expired += 1;
+                let error = interrupted(ErrorKind::DeadlineExceeded, &active.work);
+                let id = active.id;
+                self.hash_event(HashedEvent::Expired, op.into());
+                self.record(TraceEvent::Expired { op: id });
+                self.complete_early(op, error);
+            }
+        }
+        expired
+    }
+}
+
+/// The numbers of requests that succeeded and that failed.
+fn count_completions(events: &[Event]) -> (u64, u64) {
+    events.iter().fold((0, 0), |(done, failed), event| match event {
+        Event::Done { count, .. } => (done + u64::from(*count), failed),
+        Event::Failed { .. } | Event::FailedUnconfirmed { .. } => (done, failed + 1),
+        _ => (done, failed),
+    })
+}
+
+/// The error of an operation that was cancelled, or whose deadline has passed.
+fn interrupted(kind: ErrorKind, work: &Work) -> Error {
+    let why = match kind {
+        ErrorKind::DeadlineExceeded => {
+            "not complete in time; its memory stays in use until the device has released it"
+        }
+        _ => "before it was complete",
+    };
+    Error::new(kind, work.operation_name(), why)
+}

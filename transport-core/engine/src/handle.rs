@@ -1,0 +1,271 @@
+//! The part of an engine that other threads use: its op table, its command queues, its wakeup.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, TryLockError, Weak};
+use std::time::Duration;
+
+use crossbeam_queue::{ArrayQueue, SegQueue};
+
+use super::flow_control::ReceiverCredits;
+use super::timers::Timers;
+use super::trace::{FlightRecorder, StallMonitor};
+use super::{Control, Engine, RailCounts, Submission};
+use crate::index::{GroupIndex, TransportIndex};
+use crate::op::{OpId, OpTable};
+use crate::{Error, ErrorKind, Result, WakeupHandle};
+
+/// The requests per doorbell. Chains beyond 4 gained little on mlx5, and Perplexity chose 16 on EFA. With 64 the cost
+/// of the virtual call is negligible per request.
+const BATCH: usize = 64;
+
+/// Linux adds 50 µs of slack to any sleep: a shorter sleep would cost more and hardly end sooner.
+const TRIGGER_NAP: Duration = Duration::from_micros(50);
+
+/// How workers write and post work requests.
+#[derive(Debug, Clone, Copy)]
+pub struct Posting {
+    /// The most requests under one doorbell.
+    pub batch: usize,
+    /// Whether requests are written when they are posted, not when their operation is taken over.
+    pub lazy: bool,
+    /// The longest sleep between two polls of the triggers that operations wait for.
+    pub trigger_nap: Duration,
+}
+
+impl Default for Posting {
+    fn default() -> Self {
+        Self { batch: BATCH, lazy: true, trigger_nap: TRIGGER_NAP }
+    }
+}
+
+/// The part of an engine that other threads use.
+pub struct EngineHandle {
+    pub transport: TransportIndex,
+    /// The rail group that the engine drives. It is also the index of the engine's link among a peer's links.
+    pub group: GroupIndex,
+    /// The engine's first rail among the rails of the transport.
+    pub first_rail: usize,
+    pub posting: Posting,
+    /// The transport's label; with several rail groups, followed by the group's number.
+    pub label: String,
+    /// The names of the rails' devices.
+    pub devices: Vec<String>,
+    pub table: OpTable,
+    pub submissions: ArrayQueue<Submission>,
+    pub controls: SegQueue<Control>,
+    pub counts: Box<[RailCounts]>,
+    pub flight_recorder: FlightRecorder,
+    pub stall_monitor: Arc<StallMonitor>,
+    /// What the transport's peers may send us. All engines of the transport share it.
+    pub receiver_credits: Arc<ReceiverCredits>,
+    /// Whether the worker sleeps. A thread that adds a command then wakes it.
+    pub parked: AtomicBool,
+    pub wakeup: WakeupHandle,
+    /// The engine's event hash after its last step.
+    pub hash: AtomicU64,
+    pub timers: Timers,
+    /// The next operation puts its first pieces on this rail, modulo the number of rails. Only the engine changes it.
+    pub next_first_rail: AtomicU32,
+    /// The engine itself, on a caller-driven fabric. A thread that waits for an operation drives it.
+    caller_driven: OnceLock<Weak<Mutex<Engine>>>,
+    links: Mutex<LinkIndices>,
+    /// Whether the engine takes no more commands. Then the sender ends each command that is still queued.
+    closed: AtomicBool,
+}
+
+/// The arguments of [`EngineHandle::new`]; see its fields.
+pub struct HandleSetup {
+    pub transport: TransportIndex,
+    pub group: GroupIndex,
+    pub first_rail: usize,
+    pub posting: Posting,
+    pub label: String,
+    pub devices: Vec<String>,
+    pub max_operations: usize,
+    /// The number of records that the flight recorder keeps.
+    pub records: usize,
+    pub stall_monitor: Arc<StallMonitor>,
+    pub receiver_credits: Arc<ReceiverCredits>,
+}
+
+#[derive(Default)]
+struct LinkIndices {
+    free: Vec<u32>,
+    next: u32,
+}
+
+impl EngineHandle {
+    pub fn new(setup: HandleSetup, wakeup: WakeupHandle) -> Self {
+        let table = OpTable::new(setup.max_operations);
+        Self {
+            transport: setup.transport,
+            group: setup.group,
+            first_rail: setup.first_rail,
+            posting: setup.posting,
+            counts: setup.devices.iter().map(|_| RailCounts::default()).collect(),
+            label: setup.label,
+            devices: setup.devices,
+            flight_recorder: FlightRecorder::new(setup.records),
+            stall_monitor: setup.stall_monitor,
+            receiver_credits: setup.receiver_credits,
+            submissions: ArrayQueue::new(table.capacity()),
+            table,
+            controls: SegQueue::new(),
+            parked: AtomicBool::new(false),
+            wakeup,
+            hash: AtomicU64::new(0),
+            timers: Timers::default(),
+            next_first_rail: AtomicU32::new(0),
+            caller_driven: OnceLock::new(),
+            links: Mutex::default(),
+            closed: AtomicBool::new(false),
+        }
+    }
+
+    /// Lets threads that wait for an operation drive the engine. Only the first call has an effect.
+    pub fn drive_by_caller(&self, engine: &Arc<Mutex<Engine>>) {
+        let _ = self.caller_driven.set(Arc::downgrade(engine));
+    }
+
+    #[inline]
+    pub fn is_driven_by_caller(&self) -> bool {
+        self.caller_driven.get().is_some()
+    }
+
+    /// Takes a slot in the op table.
+    #[inline]
+    pub fn insert(&self, operation: &'static str) -> Result<OpId> {
+        self.table.insert().ok_or_else(|| {
+            let why = format!(
+                "{} operations are under way; await some of them, or raise max_operations",
+                self.table.capacity()
+            );
+            Error::new(ErrorKind::Busy, operation, why)
+        })
+    }
+
+    /// Submits an operation to the engine. `is_only` says that the peer has no other operation under way.
+    ///
+    /// On a caller-driven fabric, the calling thread lets the engine take over such an operation at once, unless
+    /// another thread drives the engine or commands are queued. No other thread would take it over in the meantime,
+    /// and a caller with a single operation waits for just this one.
+    #[inline(always)]
+    pub fn submit(&self, submission: Submission, is_only: bool) {
+        if is_only
+            && let Some(engine) = self.caller_driven.get().and_then(Weak::upgrade)
+            && let Ok(mut engine) = engine.try_lock()
+            && !self.has_commands()
+            && !self.closed.load(Ordering::Relaxed)
+        {
+            engine.take_over(submission);
+            return;
+        }
+        // Every submission holds a slot of the op table, and the queue is as large as the table: there is room.
+        let pushed = self.submissions.push(submission);
+        debug_assert!(pushed.is_ok());
+        self.after_push();
+    }
+
+    /// Sends a command to the engine.
+    #[inline]
+    pub fn control(&self, control: Control) {
+        self.controls.push(control);
+        self.after_push();
+    }
+
+    /// Wakes the worker. If the engine is closed, ends the command that was just pushed.
+    fn after_push(&self) {
+        self.wake();
+        // The load comes after the fence in `wake`, and `close` has a fence between its store and its drain. So either
+        // this thread sees the store, or `close` sees the command. The one that pops the command ends it.
+        if self.closed.load(Ordering::Relaxed) {
+            self.end_queued();
+        }
+    }
+
+    /// Takes no more commands. The commands that are queued, and all later ones, end at once.
+    pub fn close(&self) {
+        self.closed.store(true, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        self.end_queued();
+    }
+
+    /// Ends all queued commands with `Closed`.
+    #[cold]
+    fn end_queued(&self) {
+        let closed = || Error::new(ErrorKind::Closed, "submit", "the fabric was closed");
+        while let Some(submission) = self.submissions.pop() {
+            if submission.trigger.is_none() {
+                submission.peer.links[self.group].backlog.remove(submission.work.weight());
+            }
+            let id = submission.id;
+            drop(submission);
+            self.table.finish(id, Err(closed()));
+        }
+        while let Some(control) = self.controls.pop() {
+            match control {
+                Control::Receive { id, .. } | Control::Revoke { id: Some(id), .. } => {
+                    self.table.finish(id, Err(closed()));
+                }
+                Control::Drain { done, .. } => done.send(Err(closed())),
+                Control::PoolReceive { pool, .. } | Control::PoolClosed { pool } => pool.close(closed()),
+                Control::Link { .. }
+                | Control::Revoke { id: None, .. }
+                | Control::Unlink { .. }
+                | Control::Cancel(_)
+                | Control::ProbeEnded { .. }
+                | Control::Timer { .. }
+                | Control::GrantReceived { .. }
+                | Control::RenewGrant { .. }
+                | Control::Dump { .. } => {}
+            }
+        }
+    }
+
+    /// Cancels an operation.
+    pub fn cancel(&self, id: OpId) {
+        self.control(Control::Cancel(id));
+    }
+
+    #[inline]
+    pub fn has_commands(&self) -> bool {
+        !self.submissions.is_empty() || !self.controls.is_empty()
+    }
+
+    /// Wakes the worker if it sleeps. If not, this costs one fence.
+    #[inline]
+    pub fn wake(&self) {
+        // Pairs with the fence in `worker`: either the worker sees the command, or this thread sees `parked`.
+        fence(Ordering::SeqCst);
+        if self.parked.load(Ordering::Relaxed) && self.parked.swap(false, Ordering::AcqRel) {
+            self.wakeup.wake();
+        }
+    }
+
+    /// Steps a caller-driven engine once. Returns false if a worker drives the engine.
+    pub fn drive(&self) -> bool {
+        let Some(engine) = self.caller_driven.get().and_then(Weak::upgrade) else { return false };
+        match engine.try_lock() {
+            Ok(mut engine) => drop(engine.step()),
+            Err(TryLockError::Poisoned(engine)) => drop(engine.into_inner().step()),
+            // Another thread is driving the engine.
+            Err(TryLockError::WouldBlock) => std::thread::yield_now(),
+        }
+        self.stall_monitor.report();
+        true
+    }
+
+    /// Allocates an index for a new link. It is unique until [`EngineHandle::release_link`].
+    pub fn allocate_link(&self) -> u32 {
+        let mut links = self.links.lock().unwrap_or_else(PoisonError::into_inner);
+        links.free.pop().unwrap_or_else(|| {
+            links.next += 1;
+            links.next - 1
+        })
+    }
+
+    /// Frees the index of a link.
+    pub fn release_link(&self, index: u32) {
+        self.links.lock().unwrap_or_else(PoisonError::into_inner).free.push(index);
+    }
+}

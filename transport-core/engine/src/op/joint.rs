@@ -1,0 +1,161 @@
+//! A joint operation: one future for several operations.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use super::{Cancel, Op, OpId, Outcome, State, Waiting, taken};
+use crate::EngineHandle;
+use crate::{Error, Result};
+
+/// A joint operation, as [`Op`] uses it.
+pub(super) trait Joint: Send + Sync {
+    fn id(&self) -> Option<OpId>;
+
+    /// Lets every part run to its end without a waiter.
+    fn detach(&mut self);
+
+    /// The result if there is one. Returns it once only.
+    fn try_result(&mut self) -> Option<Result<Outcome>>;
+
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<Outcome>>;
+
+    /// Whether a poll would find something new. Writes no memory.
+    fn has_news(&self) -> bool;
+
+    /// The engines that the parts wait for, each once.
+    fn engines(&self) -> Vec<Arc<EngineHandle>>;
+
+    /// Requests a cancel of the parts that are under way. `early` is the result if there is one.
+    fn cancel(self: Box<Self>, early: Option<Result<Outcome>>) -> Cancel;
+}
+
+/// The parts of a joint operation. It resolves once every part has resolved, also if one has failed: until then bytes
+/// of the other parts may still move.
+struct Many {
+    id: Option<OpId>,
+    /// The parts without a result.
+    waiting: Vec<Op>,
+    /// The parts that ended with an error; their bytes may still move. Parts that succeeded are quiesced, and give
+    /// their slot back at once.
+    failed: Vec<Op>,
+    sum: Sum,
+}
+
+/// The sum of the results of parts.
+#[derive(Default)]
+pub(super) struct Sum {
+    outcome: Outcome,
+    /// The error that arrived first.
+    error: Option<Error>,
+    was_taken: bool,
+}
+
+impl Op {
+    /// One operation that consists of `parts`. It resolves once all parts have resolved, to the sum of their bytes and
+    /// work requests, or to the error that arrived first.
+    #[doc(hidden)]
+    pub fn all(mut parts: Vec<Self>) -> Self {
+        if parts.len() == 1
+            && let Some(only) = parts.pop()
+        {
+            return only;
+        }
+        let id = parts.iter().find_map(Self::id);
+        let mut many = Many { id, waiting: parts, failed: Vec::new(), sum: Sum::default() };
+        many.collect_results(Self::try_result);
+        if many.waiting.is_empty() && many.failed.is_empty() {
+            return Self::ready(many.sum.take().unwrap_or_else(|| Err(taken())));
+        }
+        Self(State::Waiting(Waiting::Many(Box::new(many))))
+    }
+}
+
+impl Many {
+    /// Takes the results of the parts for which `result_of` returns one.
+    fn collect_results(&mut self, mut result_of: impl FnMut(&mut Op) -> Option<Result<Outcome>>) {
+        let Self { waiting, failed, sum, .. } = self;
+        waiting.retain_mut(|part| {
+            let Some(result) = result_of(part) else { return true };
+            if result.is_err() && !matches!(part.0, State::Taken) {
+                failed.push(Op(std::mem::replace(&mut part.0, State::Taken)));
+            }
+            sum.add(result);
+            false
+        });
+    }
+}
+
+impl Joint for Many {
+    fn id(&self) -> Option<OpId> {
+        self.id
+    }
+
+    fn detach(&mut self) {
+        self.waiting.drain(..).for_each(Op::detach);
+    }
+
+    fn try_result(&mut self) -> Option<Result<Outcome>> {
+        self.collect_results(Op::try_result);
+        if self.waiting.is_empty() { self.sum.take() } else { None }
+    }
+
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<Outcome>> {
+        self.collect_results(|part| match Pin::new(part).poll(context) {
+            Poll::Ready(result) => Some(result),
+            Poll::Pending => None,
+        });
+        if !self.waiting.is_empty() {
+            return Poll::Pending;
+        }
+        Poll::Ready(self.sum.take().unwrap_or_else(|| Err(taken())))
+    }
+
+    fn has_news(&self) -> bool {
+        self.waiting.is_empty() || self.waiting.iter().any(Op::has_news)
+    }
+
+    fn engines(&self) -> Vec<Arc<EngineHandle>> {
+        let mut engines = Vec::new();
+        for part in &self.waiting {
+            match &part.0 {
+                State::Waiting(Waiting::One(pending)) => engines.push(Arc::clone(&pending.engine)),
+                State::Waiting(Waiting::Many(many)) => engines.append(&mut many.engines()),
+                State::Ready(_) | State::Taken => {}
+            }
+        }
+        engines.sort_unstable_by_key(Arc::as_ptr);
+        engines.dedup_by(|a, b| Arc::ptr_eq(a, b));
+        engines
+    }
+
+    fn cancel(self: Box<Self>, early: Option<Result<Outcome>>) -> Cancel {
+        let waiting = self.waiting.into_iter().map(|part| (part.cancel(), true));
+        let failed = self.failed.into_iter().map(|part| (part.cancel(), false));
+        Cancel::joint(early, waiting.chain(failed).collect(), self.sum)
+    }
+}
+
+impl Sum {
+    pub fn add(&mut self, result: Result<Outcome>) {
+        match result {
+            Ok(outcome) => {
+                self.outcome.bytes += outcome.bytes;
+                self.outcome.work_requests += outcome.work_requests;
+            }
+            Err(error) => self.error = self.error.take().or(Some(error)),
+        }
+    }
+
+    /// Takes the result. Returns it once only.
+    pub fn take(&mut self) -> Option<Result<Outcome>> {
+        if std::mem::replace(&mut self.was_taken, true) {
+            return None;
+        }
+        Some(self.error.take().map_or(Ok(self.outcome), Err))
+    }
+}
+
+#[cfg(all(test, not(multirail_loom)))]
+mod tests;

@@ -1,0 +1,233 @@
+//! Operations from the submitter's side: [`Op`], its outcome, its cancel.
+
+mod cancel;
+mod joint;
+#[allow(unsafe_code, reason = "slots with two owners, explored by loom")]
+mod table;
+mod wait;
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+pub use cancel::Cancel;
+use joint::Joint;
+pub use table::OpId;
+pub use table::{MAX_OPERATIONS, OpTable};
+pub use wait::wait;
+pub use wait::{block_on, needs_steps};
+
+use crate::EngineHandle;
+use crate::{Error, ErrorKind, PeerId, Result};
+
+/// The result of an operation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct Outcome {
+    /// The bytes that were moved; for a receive, the bytes of the message.
+    pub bytes: u64,
+    /// The number of work requests. 0 for receives, and for operations that ran in the calling thread.
+    pub work_requests: u64,
+    /// The sender of the message (receives only).
+    pub peer: Option<PeerId>,
+    /// The message's immediate data (receives only).
+    pub imm: Option<u32>,
+}
+
+/// A submitted operation. It runs even if nobody polls it.
+///
+/// Dropping it requests a cancel and returns at once. The library keeps the operation's memory until the hardware has
+/// finished with it. Until then posted bytes may still land. `Peer::drain` waits until no dropped
+/// operation can move bytes; [`Op::cancel`] waits for this operation alone. [`Op::detach`] lets the operation run to
+/// its end instead.
+#[must_use = "dropping an operation cancels it; await it, or call detach()"]
+pub struct Op(State);
+
+enum State {
+    /// The operation ended at submission.
+    Ready(Result<Outcome>),
+    /// The operation was not over when it was submitted.
+    Waiting(Waiting),
+    /// The result was taken.
+    Taken,
+}
+
+/// A type of its own, so that an operation that ran at once is recognized and dropped in as few instructions as without
+/// joint operations.
+enum Waiting {
+    /// An operation that an engine has.
+    One(Pending),
+    /// A joint operation. It is a trait object, so that the code that drops the parts is not in the drop of every `Op`.
+    Many(Box<dyn Joint>),
+}
+
+struct Pending {
+    engine: Arc<EngineHandle>,
+    id: OpId,
+    completed: bool,
+    cancel_on_drop: bool,
+}
+
+impl Op {
+    /// An operation that ended at submission.
+    #[doc(hidden)]
+    #[inline]
+    pub fn ready(result: Result<Outcome>) -> Self {
+        Self(State::Ready(result))
+    }
+
+    /// An operation that an engine has under this id.
+    #[doc(hidden)]
+    #[inline]
+    pub fn pending(engine: Arc<EngineHandle>, id: OpId) -> Self {
+        Self(State::Waiting(Waiting::One(Pending { engine, id, completed: false, cancel_on_drop: true })))
+    }
+
+    /// The operation's id in dumps, traces and logs; `None` if it ran in the calling thread. A joint operation has the
+    /// id of its first part with an id.
+    #[inline]
+    pub fn id(&self) -> Option<OpId> {
+        match &self.0 {
+            State::Waiting(Waiting::One(pending)) => Some(pending.id),
+            State::Waiting(Waiting::Many(many)) => many.id(),
+            State::Ready(_) | State::Taken => None,
+        }
+    }
+
+    /// Lets the operation run to its end without a waiter.
+    pub fn detach(mut self) {
+        match &mut self.0 {
+            State::Waiting(Waiting::One(pending)) => pending.cancel_on_drop = false,
+            State::Waiting(Waiting::Many(many)) => many.detach(),
+            State::Ready(_) | State::Taken => {}
+        }
+    }
+
+    /// Takes the result if there is one. Returns `None` before there is a result, and after it was taken.
+    #[inline]
+    pub fn try_result(&mut self) -> Option<Result<Outcome>> {
+        self.take_ready().or_else(|| self.try_pending())
+    }
+
+    /// Blocks until there is a result, at most `limit`. Then it returns `DeadlineExceeded`, the operation continues,
+    /// and `wait` may be called again.
+    ///
+    /// On a caller-driven fabric the call drives the engine.
+    #[inline]
+    pub fn wait(&mut self, limit: Duration) -> Result<Outcome> {
+        match self.take_ready() {
+            Some(result) => result,
+            None => self.wait_pending(limit),
+        }
+    }
+
+    #[inline]
+    fn take_ready(&mut self) -> Option<Result<Outcome>> {
+        if !matches!(self.0, State::Ready(_)) {
+            return None;
+        }
+        match std::mem::replace(&mut self.0, State::Taken) {
+            State::Ready(result) => Some(result),
+            _ => None,
+        }
+    }
+
+    fn try_pending(&mut self) -> Option<Result<Outcome>> {
+        let pending = match &mut self.0 {
+            State::Waiting(Waiting::One(pending)) if !pending.completed => pending,
+            State::Waiting(Waiting::Many(many)) => return many.try_result(),
+            _ => return None,
+        };
+        let result = pending.engine.table.try_result(pending.id);
+        pending.completed = result.is_some();
+        result
+    }
+
+    #[cold]
+    fn wait_pending(&mut self, limit: Duration) -> Result<Outcome> {
+        if let Some(result) = self.try_pending() {
+            return result;
+        }
+        let result = match &self.0 {
+            State::Waiting(Waiting::One(pending)) => {
+                let (engine, id) = (Arc::clone(&pending.engine), pending.id);
+                let is_ready = |_: &Self| engine.table.is_completed(id);
+                block_on(&mut *self, limit, is_ready, || engine.drive())
+            }
+            State::Waiting(Waiting::Many(many)) => {
+                let engines = many.engines();
+                let drive = || engines.iter().filter(|engine| engine.drive()).count() > 0;
+                block_on(&mut *self, limit, Self::has_news, drive)
+            }
+            State::Ready(_) | State::Taken => return Err(taken()),
+        };
+        result.unwrap_or_else(|| {
+            let why = format!("there is no result after {limit:?}; the operation goes on, wait again");
+            Err(Error::new(ErrorKind::DeadlineExceeded, "wait", why))
+        })
+    }
+
+    /// Whether a poll would find something new. Writes no memory.
+    fn has_news(&self) -> bool {
+        match &self.0 {
+            State::Waiting(Waiting::One(pending)) => {
+                pending.completed || pending.engine.table.is_completed(pending.id)
+            }
+            State::Waiting(Waiting::Many(many)) => many.has_news(),
+            State::Ready(_) | State::Taken => true,
+        }
+    }
+
+    /// Requests a cancel. The future resolves once no byte can move any more: to the error `Cancelled`, or to the
+    /// operation's result if the operation ended before the cancel.
+    ///
+    /// Posted work cannot be recalled, so the cancel waits for its completions. At the operation's deadline the engine
+    /// tears down the backend's abort scope.
+    pub fn cancel(mut self) -> Cancel {
+        let early = self.try_result();
+        match std::mem::replace(&mut self.0, State::Taken) {
+            State::Waiting(Waiting::One(pending)) => Cancel::of(early, pending),
+            State::Waiting(Waiting::Many(many)) => many.cancel(early),
+            State::Ready(_) | State::Taken => Cancel::over(early),
+        }
+    }
+}
+
+impl Future for Op {
+    type Output = Result<Outcome>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        if let State::Waiting(Waiting::One(pending)) = &mut self.0 {
+            if pending.completed {
+                return Poll::Ready(Err(taken()));
+            }
+            let polled = pending.engine.table.poll_result(pending.id, context);
+            pending.completed = polled.is_ready();
+            if !pending.completed {
+                needs_steps(&pending.engine);
+            }
+            return polled;
+        }
+        if let State::Waiting(Waiting::Many(many)) = &mut self.0 {
+            return many.poll(context);
+        }
+        Poll::Ready(self.try_result().unwrap_or_else(|| Err(taken())))
+    }
+}
+
+impl Drop for Pending {
+    #[cold]
+    fn drop(&mut self) {
+        if self.cancel_on_drop && !self.engine.table.is_completed(self.id) {
+            self.engine.cancel(self.id);
+        }
+        self.engine.table.release(self.id);
+    }
+}
+
+#[cold]
+fn taken() -> Error {
+    Error::new(ErrorKind::Closed, "poll", "the operation's result was already taken")
+}

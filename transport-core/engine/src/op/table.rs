@@ -1,0 +1,232 @@
+//! The op table: the state of each operation between its submission and its last completion.
+//!
+//! A slot has two owners: the *waiter* (an [`Op`](super::Op)) and the *engine*. The engine completes an operation
+//! once, which gives the waiter its result. Separately, the engine marks the operation *quiesced*: no byte can move any
+//! more. The waiter may release the slot at any time. The owner that finishes second frees the slot. So neither a
+//! dropped future nor an early result frees memory that the hardware may still touch: the engine keeps this memory
+//! under the same index.
+
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
+use std::task::{Context, Poll};
+
+use crossbeam_queue::ArrayQueue;
+
+use super::Outcome;
+use crate::sync::{AtomicU64, UnsafeCell, WakerCell};
+use crate::{Error, Result};
+
+/// An operation's id: a slot of an engine's op table, and the slot's generation, which differs for each operation in
+/// the slot. Printed as `slot.generation`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+pub struct OpId {
+    pub(crate) index: u32,
+    pub(crate) generation: u32,
+}
+
+impl std::fmt::Display for OpId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}.{}", self.index, self.generation)
+    }
+}
+
+impl OpId {
+    /// Slot and generation in one word, for the flight recorder.
+    pub(crate) fn word(self) -> u64 {
+        u64::from(self.generation) << 32 | u64::from(self.index)
+    }
+
+    pub(crate) fn from_word(word: u64) -> Self {
+        Self { index: word as u32, generation: (word >> 32) as u32 }
+    }
+}
+
+/// The most slots of a table.
+pub const MAX_OPERATIONS: usize = 1 << 24;
+/// The result is there; only the waiter may take it.
+const COMPLETED: u64 = 1;
+/// The engine has finished: no byte can move, and the engine will not write to the slot.
+const QUIESCED: u64 = 2;
+/// The waiter has released the slot and will not read it again.
+const RELEASED: u64 = 4;
+/// Generations start above the flags.
+const GENERATION_SHIFT: u32 = 32;
+
+struct Slot {
+    /// `generation << 32 | flags`.
+    state: AtomicU64,
+    waker: WakerCell,
+    result: UnsafeCell<Option<Result<Outcome>>>,
+}
+
+/// All slots of an engine.
+pub struct OpTable {
+    slots: Box<[Slot]>,
+    free: ArrayQueue<u32>,
+}
+
+// SAFETY: `result` is the only field that is not Sync. The engine writes it before
+// it sets COMPLETED, the waiter takes it after it saw COMPLETED, and the owner that
+// frees the slot clears it after both have released it: three phases ordered by `state`.
+unsafe impl Sync for OpTable {}
+// SAFETY: as above; results are Send.
+unsafe impl Send for OpTable {}
+
+impl OpTable {
+    pub fn new(capacity: usize) -> Self {
+        let capacity = capacity.clamp(1, MAX_OPERATIONS);
+        let free = ArrayQueue::new(capacity);
+        let slots = (0..capacity)
+            .map(|index| {
+                let _ = free.push(index as u32);
+                Slot { state: AtomicU64::new(0), waker: WakerCell::new(), result: UnsafeCell::new(None) }
+            })
+            .collect();
+        Self { slots, free }
+    }
+
+    pub fn capacity(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// Takes a slot; `None` when all are in use.
+    #[inline]
+    pub fn insert(&self) -> Option<OpId> {
+        let index = self.free.pop()?;
+        let state = self.slots[index as usize].state.load(Relaxed);
+        Some(OpId { index, generation: (state >> GENERATION_SHIFT) as u32 })
+    }
+
+    /// The number of slots in use.
+    #[cfg(test)]
+    pub fn in_use(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    // ---- the engine's side ----
+
+    /// Publishes the result. Ignores all calls for the operation but the first.
+    pub fn complete(&self, id: OpId, result: Result<Outcome>) {
+        let slot = self.slot(id);
+        if slot.state.load(Relaxed) & COMPLETED != 0 {
+            return;
+        }
+        // SAFETY: not COMPLETED and not QUIESCED, so neither the waiter nor a freeing
+        // party touches the cell, and the engine is one thread.
+        slot.result.with_mut(|cell| unsafe { *cell = Some(result) });
+        slot.state.fetch_or(COMPLETED, AcqRel);
+        slot.waker.wake();
+    }
+
+    #[inline]
+    pub fn is_completed(&self, id: OpId) -> bool {
+        self.slot(id).state.load(Acquire) & COMPLETED != 0
+    }
+
+    /// Whether no byte can move any more.
+    #[inline]
+    pub fn is_quiesced(&self, id: OpId) -> bool {
+        self.slot(id).state.load(Acquire) & QUIESCED != 0
+    }
+
+    /// Marks the operation quiesced: no byte can move any more. The engine must not use `id` after this.
+    pub fn quiesce(&self, id: OpId) {
+        let slot = self.slot(id);
+        let before = slot.state.fetch_or(QUIESCED, AcqRel);
+        if before & RELEASED != 0 {
+            self.free(id);
+        } else {
+            // If the waiter releases the slot at this moment, and another operation takes it, this wakes the waiter of
+            // the other operation without need. That waiter polls, and registers its waker again.
+            slot.waker.wake();
+        }
+    }
+
+    /// Completes the operation and marks it quiesced.
+    pub fn finish(&self, id: OpId, result: Result<Outcome>) {
+        self.complete(id, result);
+        self.quiesce(id);
+    }
+
+    /// Frees a slot whose id neither an engine nor a waiter has.
+    #[inline]
+    pub fn take_back(&self, id: OpId) {
+        self.free(id);
+    }
+
+    /// Whether `id` is an operation that is not quiesced. The id may be of an operation that ended long ago.
+    pub fn is_under_way(&self, id: OpId) -> bool {
+        let state = self.slots[id.index as usize].state.load(Acquire);
+        (state >> GENERATION_SHIFT) as u32 == id.generation && state & QUIESCED == 0
+    }
+
+    // ---- the waiter's side ----
+
+    /// The result, once it is there. At most one `Ready` per operation.
+    pub fn poll_result(&self, id: OpId, context: &mut Context<'_>) -> Poll<Result<Outcome>> {
+        self.poll_flag(id, COMPLETED, context).map(|()| self.take(id))
+    }
+
+    /// The result if it is there.
+    #[inline]
+    pub fn try_result(&self, id: OpId) -> Option<Result<Outcome>> {
+        self.is_completed(id).then(|| self.take(id))
+    }
+
+    /// Ready once no byte can move any more.
+    pub fn poll_quiesced(&self, id: OpId, context: &mut Context<'_>) -> Poll<()> {
+        self.poll_flag(id, QUIESCED, context)
+    }
+
+    /// Releases the waiter's hold on the slot. The waiter must not use `id` after this.
+    #[inline]
+    pub fn release(&self, id: OpId) {
+        let before = self.slot(id).state.fetch_or(RELEASED, AcqRel);
+        if before & QUIESCED != 0 {
+            self.free(id);
+        }
+    }
+
+    fn poll_flag(&self, id: OpId, flag: u64, context: &mut Context<'_>) -> Poll<()> {
+        let slot = self.slot(id);
+        if slot.state.load(Acquire) & flag != 0 {
+            return Poll::Ready(());
+        }
+        slot.waker.register(context.waker());
+        match slot.state.load(Acquire) & flag {
+            0 => Poll::Pending,
+            _ => Poll::Ready(()),
+        }
+    }
+
+    fn take(&self, id: OpId) -> Result<Outcome> {
+        // SAFETY: COMPLETED was seen, so the engine writes no more; the waiter is
+        // one value and has not released the slot.
+        let result = self.slot(id).result.with_mut(|cell| unsafe { (*cell).take() });
+        result.unwrap_or_else(|| {
+            Err(Error::new(crate::ErrorKind::Closed, "poll", "the operation's result was already taken"))
+        })
+    }
+
+    fn free(&self, id: OpId) {
+        let slot = self.slot(id);
+        // SAFETY: both owners have let go, and this is the second of them.
+        slot.result.with_mut(|cell| unsafe { *cell = None });
+        slot.waker.clear();
+        slot.state.store(u64::from(id.generation.wrapping_add(1)) << GENERATION_SHIFT, Relaxed);
+        let pushed = self.free.push(id.index);
+        debug_assert!(pushed.is_ok(), "a slot was freed twice");
+    }
+
+    fn slot(&self, id: OpId) -> &Slot {
+        let slot = &self.slots[id.index as usize];
+        debug_assert_eq!(
+            (slot.state.load(Relaxed) >> GENERATION_SHIFT) as u32,
+            id.generation,
+            "stale operation id"
+        );
+        slot
+    }
+}
+
+#[cfg(test)]
+mod tests;

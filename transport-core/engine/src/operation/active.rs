@@ -1,0 +1,202 @@
+//! An operation that the engine has taken over: what is posted, what is not, and how it will end.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::Work;
+use crate::flow_control::{CreditCounter, SendCredit};
+use crate::index::GroupIndex;
+use crate::op::OpId;
+use crate::peer::{LinkState, PeerState};
+use crate::plan::RailRange;
+use crate::spi::{Batch, WorkKind, WorkRequest};
+use crate::trace::GrantOf;
+use crate::{Error, Time, Trigger};
+
+/// What the engine posts for an operation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stage {
+    /// The pieces.
+    Data,
+    /// Reads without bytes: they make the bytes that other rails have delivered visible before the imm arrives. Only
+    /// for devices whose completions cover their own rail alone
+    /// ([`DeliveredScope::Device`](crate::spi::DeliveredScope::Device)).
+    Flush,
+    /// The one imm without bytes that announces the delivered bytes.
+    Imm,
+}
+
+/// An operation that the engine has taken over. It owns `work`, and so every region that the hardware may touch,
+/// until `outstanding` is zero.
+pub(crate) struct ActiveOp {
+    pub id: OpId,
+    pub work: Work,
+    pub link: u32,
+    pub peer: Arc<PeerState>,
+    /// The trigger that the operation waits for. `None` once it is due.
+    pub trigger: Option<Trigger>,
+    pub deadline: Time,
+    /// When the user submitted the operation.
+    pub submitted_at: Time,
+    /// When a request of the operation was last posted or ended.
+    pub last_progress: Time,
+    /// Whether the engine has reported the operation as stalled.
+    pub stalled: bool,
+    /// Whether requests of the operation take credit of the peer's grant.
+    pub takes_credit: bool,
+    /// Whether the operation is in its link's list of operations that wait for credit.
+    pub waits_for_credit: bool,
+    /// The tracing span of the operation.
+    pub span: tracing::Span,
+    pub stage: Stage,
+    /// One per rail of the engine. The engine reuses the allocation.
+    pub rails: Vec<ActiveRail>,
+    /// Pieces that are not posted yet, over all rails.
+    pub unposted: u32,
+    /// Pieces that are posted and not acknowledged, over all rails.
+    pub outstanding: u32,
+    pub work_requests: u64,
+    /// The error that the operation will end with once nothing is outstanding.
+    pub error: Option<Error>,
+    /// Whether the operation was cancelled. If it is not over at its deadline, the engine aborts the link.
+    pub cancelled: bool,
+    /// Whether the deadline has passed. The waiter has its error by then.
+    pub expired: bool,
+    /// Whether the engine has aborted the link for this operation.
+    pub aborted: bool,
+}
+
+/// An operation's share of one rail.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct ActiveRail {
+    /// The pieces that go over this rail.
+    pub range: RailRange,
+    /// The next piece to post.
+    pub next: u32,
+    /// Whether the operation is in the rail's queue.
+    pub queued: bool,
+    /// The rail's weight among the rails of the operation; 0 if the rail does not reach the peer or the region.
+    pub weight: u32,
+    /// Whether the endpoint refused the next piece because the peer had no room.
+    pub refused_by_endpoint: bool,
+    /// The peer's slot on this rail.
+    pub slot: u32,
+    pub lkey: u64,
+    pub rkey: u64,
+    pub base: u64,
+}
+
+impl ActiveRail {
+    /// Whether the rail reaches the peer and the region.
+    pub fn usable(&self) -> bool {
+        self.weight > 0
+    }
+
+    /// Whether the rail carries, or has carried, a part of the operation.
+    pub fn is_used(&self) -> bool {
+        self.range.len() > 0
+    }
+
+    /// The number of pieces that are not posted yet.
+    pub fn left(&self) -> u32 {
+        self.range.end - self.next
+    }
+}
+
+impl ActiveOp {
+    /// Gives up all pieces that are not posted yet.
+    pub fn drop_unposted(&mut self) {
+        for rail in &mut self.rails {
+            rail.next = rail.range.end;
+        }
+        self.unposted = 0;
+    }
+
+    /// Appends the requests of `pieces` over one rail to a batch. Returns their bytes.
+    #[inline]
+    pub fn expand(&self, pieces: Range<u32>, rail: &ActiveRail, first_id: u64, batch: &mut Batch) -> u64 {
+        let imm = self.piece_imm();
+        if self.stage == Stage::Data {
+            return self.work.expand(pieces, rail, imm, first_id, batch);
+        }
+        let kind = if self.stage == Stage::Flush { WorkKind::Read } else { self.work.kind };
+        batch.push(WorkRequest { kind, ..self.work.request(rail, imm, first_id) });
+        0
+    }
+
+    /// The imm that each piece of the current stage carries.
+    pub fn piece_imm(&self) -> Option<u32> {
+        match self.stage {
+            Stage::Data => self.work.imm_of_pieces(),
+            Stage::Flush => None,
+            Stage::Imm => self.work.imm,
+        }
+    }
+
+    /// The most bytes that one piece of the current stage has.
+    #[inline]
+    pub fn piece_bytes(&self) -> u64 {
+        match self.stage {
+            Stage::Data => self.work.shape.piece_bytes().min(self.work.shape.bytes()),
+            Stage::Flush | Stage::Imm => 0,
+        }
+    }
+
+    /// Notes that a request of the operation was posted or ended. A stalled operation may stall again from now on:
+    /// `next_stall_check` becomes `now`.
+    #[inline]
+    pub fn note_progress(&mut self, now: Time, next_stall_check: &mut Time) {
+        self.last_progress = now;
+        if std::mem::take(&mut self.stalled) {
+            *next_stall_check = now;
+        }
+    }
+
+    /// Removes the operation from its link's backlog. An operation that waits for its trigger is not in the backlog.
+    #[inline]
+    pub fn leave_backlog(&self, group: GroupIndex) {
+        if self.trigger.is_none() {
+            self.peer.links[group].backlog.remove(self.work.weight());
+        }
+    }
+
+    /// Whether nothing is posted and nothing will be.
+    pub fn is_over(&self) -> bool {
+        self.outstanding == 0 && self.unposted == 0
+    }
+
+    fn credit(&self, group: GroupIndex) -> &SendCredit {
+        &self.peer.links[group].credit
+    }
+
+    /// What one request takes of the peer's grant besides bytes: one imm, or one message, or nothing.
+    pub fn credit_counter(&self, group: GroupIndex) -> Option<&CreditCounter> {
+        self.credit(group).counter(self.work.kind, self.piece_imm())
+    }
+
+    /// Takes credit for up to `wanted` requests. Returns the number of requests it was enough for.
+    pub fn take_credit(&self, group: GroupIndex, link: &mut LinkState, wanted: u32) -> u32 {
+        // All engines of the transport share the byte window evenly.
+        let engines = self.peer.links_of(self.peer.links[group].engine.transport).len() as u64;
+        let (window, piece) = (self.credit(group).bytes().div_ceil(engines), self.piece_bytes());
+        let fit = match piece {
+            0 => u64::MAX,
+            // One request always fits, however large: the window does not limit the size of a request.
+            _ if link.posted_bytes == 0 && window > 0 => (window / piece).max(1),
+            _ => window.saturating_sub(link.posted_bytes) / piece,
+        };
+        let wanted = wanted.min(u32::try_from(fit).unwrap_or(u32::MAX));
+        let taken = self.credit_counter(group).map_or(wanted, |counter| counter.take(wanted));
+        link.posted_bytes += piece * u64::from(taken);
+        taken
+    }
+
+    /// The part of the peer's grant that is used up.
+    pub fn missing_credit(&self, group: GroupIndex) -> GrantOf {
+        match self.credit_counter(group) {
+            Some(counter) if counter.is_used_up() && self.work.kind == WorkKind::Send => GrantOf::Messages,
+            Some(counter) if counter.is_used_up() => GrantOf::Imms,
+            _ => GrantOf::Bytes,
+        }
+    }
+}

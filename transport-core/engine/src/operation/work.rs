@@ -1,0 +1,197 @@
+//! What an operation does, and the memory that it uses.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use super::ActiveRail;
+use crate::flow_control::{CreditCounter, SendCredit, Weight};
+use crate::index::TransportIndex;
+use crate::memory::{RegionInner, RemoteInner};
+use crate::plan::{RailRange, Shape};
+use crate::spi::{Batch, PeerSlot, Piece, WorkKind, WorkRequest};
+use crate::trace::OperationKind;
+use crate::{Locality, copy};
+
+/// When immediate data is delivered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ImmMode {
+    /// Once, after every byte of the operation is visible at the target.
+    #[default]
+    Last,
+    /// With every work request: once per page of a paged write, and `imm_count` times for a single write. The imms
+    /// have no order.
+    PerWr,
+}
+
+/// What an operation does, and the memory that it uses. The memory lives at least as long as this value.
+#[derive(Clone)]
+pub struct Work {
+    pub kind: WorkKind,
+    pub shape: Shape,
+    /// The pieces of the shape that this engine carries. The engines of other rail groups carry the others.
+    pub pieces: RailRange,
+    /// Set if several engines share the operation and one of them sends an imm after all bytes.
+    pub imm_countdown: Option<Arc<ImmCountdown>>,
+    /// `None` for an imm without bytes and for a warm-up.
+    pub local: Option<Arc<RegionInner>>,
+    /// `None` for a message, for an imm without bytes and for a warm-up.
+    pub remote: Option<Arc<RemoteInner>>,
+    pub imm: Option<u32>,
+    pub imm_mode: ImmMode,
+    pub locality: Locality,
+    /// The local or the remote memory is device memory that the CPU cannot address: posting copies no bytes.
+    pub device_memory: bool,
+}
+
+impl Work {
+    /// All pieces of `shape`, without memory and without an imm. The caller sets these.
+    #[inline]
+    pub fn of(kind: WorkKind, shape: Shape) -> Self {
+        Self {
+            kind,
+            pieces: RailRange::all_of(&shape),
+            shape,
+            imm_countdown: None,
+            local: None,
+            remote: None,
+            imm: None,
+            imm_mode: ImmMode::Last,
+            locality: Locality::Auto,
+            device_memory: false,
+        }
+    }
+
+    /// Whether the local region, if there is one, is registered on rail `rail` of a transport.
+    #[inline]
+    pub fn is_local_on(&self, transport: TransportIndex, rail: usize) -> bool {
+        self.local.as_ref().is_none_or(|region| region.regions[transport][rail].is_some())
+    }
+
+    /// Whether the remote region, if there is one, is imported on rail `rail` of its transport.
+    #[inline]
+    pub fn is_remote_on(&self, rail: usize) -> bool {
+        self.remote.as_ref().is_none_or(|remote| remote.imports[rail].is_some())
+    }
+
+    /// Whether the local region is `region`.
+    pub fn uses(&self, region: &Arc<RegionInner>) -> bool {
+        self.local.as_ref().is_some_and(|local| Arc::ptr_eq(local, region))
+    }
+
+    /// Whether the work is one request that is never split over rails: an imm alone, or a message.
+    #[inline]
+    pub fn is_whole(&self) -> bool {
+        self.shape.is_empty() || self.kind == WorkKind::Send
+    }
+
+    /// The imm that every piece carries (`PerWr`), or that the only piece carries.
+    #[inline]
+    pub fn imm_of_pieces(&self) -> Option<u32> {
+        let is_one_piece = self.shape.piece_count() == 1;
+        match self.imm_mode {
+            ImmMode::Last if !is_one_piece => None,
+            _ => self.imm,
+        }
+    }
+
+    /// Whether a request of its own delivers the imm after all bytes are delivered.
+    pub fn imm_comes_last(&self) -> bool {
+        self.imm.is_some() && self.imm_of_pieces().is_none()
+    }
+
+    /// The bytes of this engine's pieces.
+    #[inline]
+    pub fn bytes(&self) -> u64 {
+        self.shape.bytes_of(self.pieces.start..self.pieces.end)
+    }
+
+    /// The weight of this engine's pieces in the backlog of their peer.
+    #[inline]
+    pub fn weight(&self) -> Weight {
+        Weight::of(self.bytes(), self.pieces.len())
+    }
+
+    /// The operation of the public API that this work belongs to.
+    pub fn operation_kind(&self) -> OperationKind {
+        match self.kind {
+            WorkKind::Read => OperationKind::Read,
+            WorkKind::Send => OperationKind::Send,
+            WorkKind::Write if matches!(self.shape, Shape::WarmUp { .. }) => OperationKind::WarmUp,
+            WorkKind::Write if self.local.is_none() => OperationKind::WriteImm,
+            WorkKind::Write if self.shape.is_pages() => OperationKind::WritePages,
+            WorkKind::Write => OperationKind::Write,
+        }
+    }
+
+    /// The name of the operation in its errors.
+    pub fn operation_name(&self) -> &'static str {
+        match self.kind {
+            WorkKind::Write => "write",
+            WorkKind::Read => "read",
+            WorkKind::Send => "send",
+        }
+    }
+
+    /// Whether requests of the work take credit of the peer's grant: it limits bytes, or what the requests carry.
+    pub fn takes_credit(&self, credit: &SendCredit) -> bool {
+        let is_limited = |counter: &CreditCounter| !counter.is_unlimited();
+        self.kind != WorkKind::Read
+            && (credit.bytes() != u64::MAX || credit.counter(self.kind, self.imm).is_some_and(is_limited))
+    }
+
+    /// Appends the requests of `pieces` over one rail to a batch, each with `imm`. Returns their bytes.
+    #[inline]
+    pub(crate) fn expand(
+        &self,
+        pieces: Range<u32>,
+        rail: &ActiveRail,
+        imm: Option<u32>,
+        first_id: u64,
+        batch: &mut Batch,
+    ) -> u64 {
+        let request = self.request(rail, imm, first_id);
+        let bytes = self.shape.bytes_of(pieces.clone());
+        batch.push_run(request, |into| {
+            self.shape.expand(pieces, into, |local, remote, len| Piece {
+                local: request.local.wrapping_add(local as usize),
+                remote: rail.base.wrapping_add(remote),
+                len,
+            });
+        });
+        bytes
+    }
+
+    /// A request of no bytes at the start of both regions: what all requests over one rail have in common.
+    #[inline]
+    pub(super) fn request(&self, rail: &ActiveRail, imm: Option<u32>, id: u64) -> WorkRequest {
+        WorkRequest {
+            id,
+            peer: PeerSlot(rail.slot),
+            kind: self.kind,
+            local: self.local.as_ref().map_or(std::ptr::null_mut(), |region| region.start()),
+            lkey: rail.lkey,
+            len: 0,
+            remote: rail.base,
+            rkey: rail.rkey,
+            imm,
+            strategy: copy::strategy(self.shape.bytes(), self.locality),
+        }
+    }
+}
+
+/// Counts the engines that share an operation and have not delivered their bytes yet. The last one sends the imm that
+/// announces the bytes of all. If an engine fails, it never counts down, and no engine sends the imm.
+pub struct ImmCountdown(AtomicU32);
+
+impl ImmCountdown {
+    pub fn new(engines: u32) -> Self {
+        Self(AtomicU32::new(engines))
+    }
+
+    /// Notes that the calling engine has delivered its bytes. Returns true if it is the last engine.
+    pub fn count_down(&self) -> bool {
+        // AcqRel: the imm comes after the completions of all other engines.
+        self.0.fetch_sub(1, Ordering::AcqRel) == 1
+    }
+}

@@ -1,0 +1,642 @@
+//! Posting: the engine takes operations over, splits them over its rails, and posts their work requests.
+//!
+//! A plan is expanded into work requests only when they are posted. An operation is in the queue of each rail for
+//! which it has pieces; each step posts one batch per rail. An operation that is the only one takes a shorter path
+//! ([`Engine::post_at_once`]).
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use super::operation::{ActiveOp, ActiveRail, Stage};
+use super::peer::PeerState;
+use super::rail::{MAX_RUN, RECEIVE_RAIL, Run};
+use super::step::HashedEvent;
+use super::trace::{TraceEvent, peer_number};
+use super::{Engine, Rail, Submission, Work};
+use crate::memory::revoked;
+use crate::op::OpId;
+use crate::plan::{RailRange, Shape, split};
+use crate::spi::{PostResult, Status, WorkKind};
+use crate::{Error, ErrorKind};
+
+/// What [`Engine::post_at_once`] posted. The engine still has to record it.
+struct PostedAtOnce {
+    rail: usize,
+    bytes: u64,
+    result: PostResult,
+}
+
+impl Engine {
+    // ---- taking an operation over ----
+
+    /// Takes an operation over: gives each usable rail its share, and queues the operation there. If the operation
+    /// `is_only` one, posts it at once where possible.
+    pub(super) fn activate(&mut self, mut submission: Submission, is_only: bool) {
+        let (id, peer) = (submission.id, &submission.peer);
+        // The `Link` command may have been queued after the engine took the controls, and before this submission. The
+        // controls behind it stay queued: they may be about this very submission.
+        let mut link = self.live_link(peer);
+        while link.is_none()
+            && peer.close_reason().is_none()
+            && let Some(control) = self.handle.controls.pop()
+        {
+            self.take_control(control);
+            link = self.live_link(peer);
+        }
+        let Some(link) = link else { return self.refuse(submission) };
+        let work = &mut submission.work;
+        if !self.handle.posting.lazy && work.pieces.len() > 1 {
+            work.shape = work.shape.listed();
+        }
+        let mut rails = self.spare_rails.pop().unwrap_or_default();
+        self.fill_rails(work, link, &mut rails);
+        let takes_credit = work.takes_credit(&peer.links[self.handle.group].credit);
+        let error = refusal(work, &rails);
+        let (unposted, only_rail) = match error {
+            Some(_) => (0, None),
+            None => self.split_over_rails(work, &mut rails),
+        };
+        let waits_for_trigger = submission.trigger.is_some();
+        // Posted before the engine records the operation: the latency does not include the bookkeeping.
+        let posted = match only_rail {
+            Some(rail) if is_only && !takes_credit && !waits_for_trigger => {
+                self.post_at_once(id, work, rail, &mut rails[rail])
+            }
+            _ => None,
+        };
+        let kind = work.operation_kind();
+        let Submission { peer, submitted_at, trigger, deadline, work, span, .. } = submission;
+        let (number, bytes, now) = (peer_number(peer.id), work.bytes(), self.now());
+        self.active[id.index as usize] = Some(ActiveOp {
+            id,
+            takes_credit,
+            waits_for_credit: false,
+            work,
+            link,
+            peer,
+            trigger,
+            deadline,
+            submitted_at,
+            last_progress: now,
+            stalled: false,
+            span,
+            stage: Stage::Data,
+            rails,
+            unposted,
+            outstanding: 0,
+            work_requests: 0,
+            error,
+            cancelled: false,
+            expired: false,
+            aborted: false,
+        });
+        self.running += 1;
+        self.hash_event(HashedEvent::TakenOver, id.index.into());
+        self.record_started(id, kind, number, bytes);
+        self.schedule_checks(now, deadline);
+        match posted {
+            Some(PostedAtOnce { rail, bytes, result }) => {
+                self.posted_at_once += self.record_posted(rail, bytes, result, 0);
+            }
+            None if waits_for_trigger => self.waiting_for_trigger.push(id),
+            None => self.queue(id.index),
+        }
+        self.finish_if_over(id.index);
+    }
+
+    /// The link to a peer; `None` if the engine does not know the peer yet, or if the link has failed.
+    fn live_link(&self, peer: &PeerState) -> Option<u32> {
+        let index = peer.links[self.handle.group].index;
+        let known = self.links.get(index as usize)?.as_ref()?;
+        (!known.dead && known.peer.id == peer.id).then_some(index)
+    }
+
+    /// Ends an operation whose peer is gone.
+    #[cold]
+    fn refuse(&mut self, submission: Submission) {
+        let Submission { id, peer, trigger, work, span, .. } = submission;
+        let died = || Error::new(ErrorKind::PeerDied, "submit", "the peer is gone");
+        let error = peer.close_reason().unwrap_or_else(died);
+        if trigger.is_none() {
+            peer.links[self.handle.group].backlog.remove(work.weight());
+        }
+        self.hash_event(HashedEvent::TakenOver, id.index.into());
+        self.record_started(id, work.operation_kind(), peer_number(peer.id), work.bytes());
+        self.record_ended(id, &span, Some(&error));
+        self.handle.table.finish(id, Err(error));
+    }
+
+    /// Fills in slot, keys and weight of each rail. A rail that does not reach the peer or a region gets weight 0.
+    fn fill_rails(&self, work: &Work, link: u32, rails: &mut Vec<ActiveRail>) {
+        let (transport, first) = (self.handle.transport, self.handle.first_rail);
+        rails.clear();
+        let Some(Some(state)) = self.links.get(link as usize) else { return };
+        let paired = &state.peer.links[self.handle.group].rails;
+        for (rail, local_rail) in self.rails.iter().enumerate() {
+            let mut filled = ActiveRail::default();
+            if let (Some(Some(slot)), None) = (state.send_slots.get(rail), local_rail.lost) {
+                filled.slot = slot.0;
+                filled.weight = paired[rail].as_ref().map_or(0, |paired| paired.weight);
+                if let Some(region) = &work.local {
+                    match &region.regions[transport][first + rail] {
+                        Some(registered) => filled.lkey = registered.lkey(),
+                        None => filled.weight = 0,
+                    }
+                }
+                if let Some(remote) = &work.remote {
+                    match remote.imports.get(first + rail) {
+                        Some(Some(import)) => (filled.rkey, filled.base) = (import.rkey(), import.base()),
+                        _ => filled.weight = 0,
+                    }
+                }
+            }
+            rails.push(filled);
+        }
+    }
+
+    /// Splits the pieces over the rails. Returns the number of pieces and, if there is only one piece, its rail.
+    fn split_over_rails(&mut self, work: &Work, rails: &mut [ActiveRail]) -> (u32, Option<usize>) {
+        if work.is_whole() {
+            // An imm alone, or a message: one request over the first usable rail.
+            let first = rails.iter().position(ActiveRail::usable);
+            if let Some(first) = first {
+                rails[first].range = RailRange { start: 0, end: 1 };
+            }
+            return (1, first);
+        }
+        let first_rail = self.handle.next_first_rail.load(Relaxed);
+        self.handle.next_first_rail.store(first_rail.wrapping_add(1), Relaxed);
+        let pieces = work.pieces.len();
+        if let ([rail], 1) = (&mut rails[..], pieces) {
+            (rail.range, rail.next) = (work.pieces, work.pieces.start);
+            return (1, Some(0));
+        }
+        // A warm-up has one piece for each rail, whatever the weights are.
+        let is_warm_up = matches!(work.shape, Shape::WarmUp { .. });
+        let weight = |rail: &ActiveRail| if is_warm_up { rail.weight.min(1) } else { rail.weight };
+        split(work.pieces, rails.iter().map(weight), first_rail, &mut self.ranges);
+        rails.iter_mut().zip(&self.ranges).for_each(|(rail, range)| {
+            rail.range = *range;
+            rail.next = range.start;
+        });
+        let only = if pieces > 1 { None } else { rails.iter().position(|rail| rail.left() > 0) };
+        (pieces, only)
+    }
+
+    /// Posts the only piece of an operation over `rail`, past the rail's queue. Returns `None`, and posts nothing, if
+    /// other operations wait there or if there is no room.
+    ///
+    /// A caller that waits for each operation before it submits the next one has no second request for the batch. The
+    /// queue and the limits of a batch only order operations that wait.
+    fn post_at_once(
+        &mut self,
+        op: OpId,
+        work: &Work,
+        rail: usize,
+        share: &mut ActiveRail,
+    ) -> Option<PostedAtOnce> {
+        let this = &mut self.rails[rail];
+        let piece = share.next;
+        let charge = this.window.charge(work.shape.piece_bytes().min(work.shape.bytes()));
+        let has_room = this.free_send_slots() > 0
+            && this.window.has_room(this.inflight.charged(), this.inflight.oldest_charge(), charge);
+        if !this.queue.is_idle() || !has_room {
+            return None;
+        }
+        this.queue_full_logged = false;
+        this.batch.clear();
+        this.batch_runs.clear();
+        share.next += 1;
+        let imm = work.imm_of_pieces();
+        let bytes = work.expand(piece..piece + 1, share, imm, this.inflight.id_of(0), &mut this.batch);
+        this.batch_runs.push(Run { op: op.index, first_piece: piece, count: 1, charge });
+        Some(PostedAtOnce { rail, bytes, result: self.post_batch(rail) })
+    }
+
+    /// Queues an operation on each rail for which it has pieces.
+    pub(super) fn queue(&mut self, op: u32) {
+        let Some(active) = &mut self.active[op as usize] else { return };
+        for (rail, share) in self.rails.iter_mut().zip(&mut active.rails) {
+            if share.left() > 0 && !share.queued {
+                share.queued = true;
+                rail.queue.push(active.link, op);
+            }
+        }
+    }
+
+    // ---- later stages of an operation ----
+
+    /// Starts to flush the rails that have delivered bytes, because a completion covers its own rail alone. The rail
+    /// that will carry the imm needs no flush. If several engines share the operation, each flushes all of its rails,
+    /// as another engine may send the imm. Returns false if no rail needs a flush.
+    #[cold]
+    pub(super) fn begin_flush(&mut self, op: u32) -> bool {
+        let Some(active) = &mut self.active[op as usize] else { return false };
+        let rails_of_imm = usize::from(active.work.imm_countdown.is_none());
+        active.stage = Stage::Flush;
+        for rail in active.rails.iter_mut().filter(|rail| rail.is_used()).skip(rails_of_imm) {
+            rail.range = RailRange { start: 0, end: 1 };
+            rail.next = 0;
+            active.unposted += 1;
+        }
+        if active.unposted == 0 {
+            return false;
+        }
+        if !self.fail_if_used_rail_lost(op) {
+            self.queue(op);
+        }
+        true
+    }
+
+    /// Fails an operation that has delivered bytes over a rail which was lost since then: the engine cannot find out
+    /// when these bytes are visible. Returns whether it failed.
+    fn fail_if_used_rail_lost(&mut self, op: u32) -> bool {
+        let Some(active) = &self.active[op as usize] else { return true };
+        let is_lost = active.rails.iter().any(|rail| rail.is_used() && !rail.usable());
+        if is_lost {
+            let why = "a rail was lost before its bytes were known to be visible: write them again";
+            self.fail_op(op, Error::new(ErrorKind::DeviceLost, "write", why));
+        }
+        is_lost
+    }
+
+    /// Starts to post the one imm that announces all bytes, which are delivered.
+    pub(super) fn begin_imm(&mut self, op: u32) {
+        if self.needs_flushes && self.fail_if_used_rail_lost(op) {
+            return;
+        }
+        let needs_flushes = self.needs_flushes;
+        let Some(active) = &mut self.active[op as usize] else { return };
+        active.stage = Stage::Imm;
+        // The first rail that has carried bytes was not flushed, so the imm must follow these bytes on the same rail. If
+        // this engine has carried no bytes, the other engines have flushed all their rails, and any rail will do.
+        let may_carry = |rail: &ActiveRail| rail.usable() && (rail.is_used() || !needs_flushes);
+        let index = active.rails.iter().position(may_carry);
+        let index = index.or_else(|| active.rails.iter().position(ActiveRail::usable));
+        let Some(rail) = index.map(|index| &mut active.rails[index]) else {
+            let why = "all rails to the peer were lost before the imm was sent";
+            self.fail_op(op, Error::new(ErrorKind::DeviceLost, "write", why));
+            return;
+        };
+        rail.range = RailRange { start: 0, end: 1 };
+        rail.next = 0;
+        active.unposted = 1;
+        self.queue(op);
+    }
+
+    // ---- batches ----
+
+    /// Posts one batch per rail. Returns the number of accepted requests, and the number of rails on which the engine
+    /// has not tried all queued operations since the endpoint last accepted a request: the worker must not sleep
+    /// before it has tried them all.
+    #[inline]
+    pub(super) fn post(&mut self) -> (usize, usize) {
+        let (mut posted, mut untried_rails) = (std::mem::take(&mut self.posted_at_once), 0);
+        for rail in 0..self.rails.len() {
+            let this = &mut self.rails[rail];
+            // Counts consecutive batches: a step without a batch on this rail resets the count.
+            let empty_posts = std::mem::take(&mut this.empty_posts);
+            if this.queue.front().is_none() {
+                continue;
+            }
+            posted += self.post_rail(rail, empty_posts);
+            let this = &self.rails[rail];
+            untried_rails += usize::from((1..=this.queue.len()).contains(&this.empty_posts));
+        }
+        (posted, untried_rails)
+    }
+
+    /// Posts one batch on a rail. Returns the number of accepted requests.
+    fn post_rail(&mut self, rail: usize, empty_posts: usize) -> usize {
+        let this = &mut self.rails[rail];
+        this.window.on_poll(this.inflight.charged());
+        let mut bytes = self.fill_batch(rail);
+        if self.rails[rail].batch.is_empty() {
+            if self.rails[rail].queue.front().is_none() || !self.evict_unresponsive(rail) {
+                return 0;
+            }
+            bytes = self.fill_batch(rail);
+        }
+        if self.rails[rail].batch.is_empty() {
+            return 0;
+        }
+        let result = self.post_batch(rail);
+        self.record_posted(rail, bytes, result, empty_posts)
+    }
+
+    /// Builds the next batch of a rail. Returns its bytes.
+    fn fill_batch(&mut self, rail: usize) -> u64 {
+        let this = &mut self.rails[rail];
+        this.batch.clear();
+        this.batch_runs.clear();
+        let mut room = this.free_send_slots().min(this.max_batch) as u32;
+        let was_full = std::mem::replace(&mut this.queue_full_logged, room == 0);
+        if room == 0 && !was_full {
+            self.record(TraceEvent::QueueFull { rail: self.rail_number(rail) });
+            return 0;
+        }
+        // Only bytes that the posting thread copies itself count towards the limit of a batch.
+        let (mut bytes, mut copied) = (0, 0);
+        let max_bytes = this.batch_bytes;
+        let (mut charged, oldest) = (this.inflight.charged(), this.inflight.oldest_charge());
+        while room > 0 && copied < max_bytes {
+            let this = &mut self.rails[rail];
+            let Some(op) = this.queue.front() else { break };
+            let Some(active) = &mut self.active[op as usize] else {
+                this.queue.pop();
+                continue;
+            };
+            let share = active.rails[rail];
+            let charge = this.window.charge(active.piece_bytes());
+            let fit_window = this.window.room(charged, oldest, charge);
+            if fit_window == 0 && share.left() > 0 {
+                this.window.on_blocked();
+                break;
+            }
+            let fit_batch = match active.work.device_memory {
+                true => fit_window,
+                false => (max_bytes - copied).div_ceil(active.work.shape.piece_bytes()).min(fit_window),
+            };
+            let max_run = room.min(MAX_RUN).min(u32::try_from(fit_batch).unwrap_or(u32::MAX));
+            let mut count = share.left().min(max_run);
+            if active.takes_credit
+                && count > 0
+                && let Some(link) = &mut self.links[active.link as usize]
+            {
+                count = active.take_credit(self.handle.group, link, count);
+                if count == 0 {
+                    self.wait_for_credit(rail, op);
+                    continue;
+                }
+            }
+            if count > 0 {
+                let pieces = share.next..share.next + count;
+                let run = Run { op, first_piece: share.next, count, charge };
+                charged += charge * u64::from(count);
+                let first_id = this.inflight.id_of(this.batch_runs.len());
+                let expanded = active.expand(pieces, &share, first_id, &mut this.batch);
+                bytes += expanded;
+                copied += if active.work.device_memory { 0 } else { expanded };
+                this.batch_runs.push(run);
+                room -= run.count;
+                active.rails[rail].next += run.count;
+            }
+            let share = &mut active.rails[rail];
+            if share.left() == 0 {
+                share.queued = false;
+                this.queue.pop();
+            } else {
+                this.queue.rotate();
+            }
+        }
+        bytes
+    }
+
+    /// Hands the batch to the endpoint. The caller then calls [`Engine::record_posted`].
+    #[inline]
+    fn post_batch(&mut self, rail: usize) -> PostResult {
+        let this = &mut self.rails[rail];
+        // SAFETY: every request's spans were checked when it was submitted, and `self.active` holds its
+        // regions and imports until `poll_rails` has seen its end, or will in a moment (`activate`).
+        unsafe { this.endpoint.post(&this.batch) }
+    }
+
+    /// Records the outcome of a batch of `bytes` bytes. Returns the number of accepted requests.
+    fn record_posted(&mut self, rail: usize, bytes: u64, result: PostResult, empty_posts: usize) -> usize {
+        let offered = self.rails[rail].batch.len();
+        let accepted = result.accepted.min(offered);
+        let cut_short = accepted < offered;
+        let bytes = if cut_short {
+            self.rails[rail].batch.requests().take(accepted).map(|request| request.len).sum()
+        } else {
+            bytes
+        };
+        self.handle.counts[rail].batch(accepted as u64, bytes);
+        if cut_short {
+            let failed = usize::from(result.error.is_some());
+            self.handle.counts[rail].backpressure((offered - accepted - failed) as u64);
+        }
+        if accepted == 0 {
+            self.rails[rail].empty_posts = empty_posts + 1;
+        }
+        self.record_batch(rail, accepted as u32, bytes);
+        self.account_batch(rail, accepted as u32, cut_short, result.error);
+        self.hash_event(HashedEvent::Posted, accepted as u64);
+        accepted
+    }
+
+    #[inline]
+    fn record_batch(&mut self, rail: usize, requests: u32, bytes: u64) {
+        let first = self.rails[rail].batch_runs.first();
+        let first = first.and_then(|run| self.active[run.op as usize].as_ref());
+        if let Some(op) = first.filter(|_| requests > 0).map(|active| active.id) {
+            self.rails[rail].backpressure_logged = false;
+            self.record(TraceEvent::Posted { rail: self.rail_number(rail), op, requests, bytes });
+        }
+    }
+
+    /// Counts the accepted requests as in flight. Puts the other requests back into their plans; if the endpoint
+    /// failed one of them (`failure`), fails its operation.
+    fn account_batch(&mut self, rail: usize, accepted: u32, cut_short: bool, mut failure: Option<Status>) {
+        if cut_short {
+            self.return_refused_credit(rail, accepted);
+        }
+        let mut left = accepted;
+        let mut cut = None;
+        let now = self.now();
+        for index in 0..self.rails[rail].batch_runs.len() {
+            let run = self.rails[rail].batch_runs[index];
+            let taken = run.count.min(left);
+            left -= taken;
+            let Some(active) = &mut self.active[run.op as usize] else { continue };
+            active.unposted -= taken;
+            active.outstanding += taken;
+            active.work_requests += u64::from(taken);
+            if taken > 0 {
+                self.rails[rail].inflight.push(Run { count: taken, ..run });
+                active.rails[rail].refused_by_endpoint = false;
+                active.note_progress(now, &mut self.next_stall_check);
+            }
+            if taken == run.count || active.error.is_some() {
+                continue;
+            }
+            // A batch may have several runs of one operation, in order: the first refused piece is the next one.
+            let share = &mut active.rails[rail];
+            share.next = share.next.min(run.first_piece + taken);
+            share.refused_by_endpoint |= cut.is_none() && failure.is_none();
+            self.queue(run.op);
+            cut.get_or_insert(index);
+            if let Some(status) = failure.take() {
+                self.handle.counts[rail].completed(0, 1);
+                self.fail_with(run.op, rail, status);
+            }
+        }
+        if let Some(cut) = cut {
+            self.record_backpressure(rail, cut, accepted);
+            self.reorder_after_cut(rail, cut);
+        }
+    }
+
+    #[cold]
+    fn record_backpressure(&mut self, rail: usize, cut: usize, accepted: u32) {
+        let offered: u32 = self.rails[rail].batch_runs.iter().map(|run| run.count).sum();
+        let op = self.active[self.rails[rail].batch_runs[cut].op as usize].as_ref().map(|active| active.id);
+        // The engine offers a full peer the same requests again and again: this makes one record.
+        let was_logged = std::mem::replace(&mut self.rails[rail].backpressure_logged, accepted == 0);
+        if let Some(op) = op.filter(|_| !was_logged) {
+            let refused = offered - accepted;
+            self.record(TraceEvent::Backpressure { rail: self.rail_number(rail), op, refused });
+        }
+    }
+
+    /// Orders a rail's queue after a batch that the endpoint cut short. The operations behind the cut come first, in
+    /// the same order. The operation at the cut comes last: its peer's queue is full, and other peers' may not be.
+    #[cold]
+    fn reorder_after_cut(&mut self, rail: usize, cut: usize) {
+        let Rail { queue, batch_runs, .. } = &mut self.rails[rail];
+        let link = |run: &Run| self.active[run.op as usize].as_ref().map(|active| active.link);
+        for run in batch_runs[cut + 1..].iter().rev() {
+            if let Some(link) = link(run) {
+                queue.move_to_front(link, run.op);
+            }
+        }
+        if let Some(link) = link(&batch_runs[cut]) {
+            queue.move_to_back(link, batch_runs[cut].op);
+        }
+    }
+
+    /// Evicts the requests in flight on a rail that has had no room for too long, and pauses their peers until they
+    /// respond. Returns true if the rail has room now.
+    #[cold]
+    fn evict_unresponsive(&mut self, rail: usize) -> bool {
+        let (now, ended) = (self.now(), self.handle.counts[rail].ended());
+        let Some(ops) = self.rails[rail].evict_unresponsive(now, ended) else { return false };
+        for op in &ops {
+            let Some(active) = &self.active[*op as usize] else { continue };
+            self.rails[rail].queue.pause(active.link);
+        }
+        if let Some(op) = ops.first() {
+            self.hash_event(HashedEvent::Evicted, u64::from(*op));
+            tracing::debug!(rail, runs = ops.len(), "no request completes: evicted the requests in flight");
+        }
+        !ops.is_empty()
+    }
+
+    // ---- credit of peers' grants ----
+    //
+    // Most peers grant without limit, or more than an operation needs. Such an operation takes no credit, and nothing
+    // below runs for its requests.
+
+    /// Removes the front operation from a rail's queue until its peer grants more: other operations go on.
+    #[cold]
+    fn wait_for_credit(&mut self, rail: usize, op: u32) {
+        self.rails[rail].queue.pop();
+        self.handle.counts[rail].grant_wait();
+        let Some(active) = &mut self.active[op as usize] else { return };
+        active.rails[rail].queued = false;
+        if !std::mem::replace(&mut active.waits_for_credit, true)
+            && let Some(Some(link)) = self.links.get_mut(active.link as usize)
+        {
+            link.waiting_for_credit.push_back(op);
+        }
+    }
+
+    /// Queues the operations of a link again that wait for credit.
+    fn retry_waiting(&mut self, link: u32) {
+        // Queueing an operation adds nothing to this list. Popping keeps the list's memory.
+        while let Some(Some(state)) = self.links.get_mut(link as usize)
+            && let Some(op) = state.waiting_for_credit.pop_front()
+        {
+            if let Some(active) = &mut self.active[op as usize] {
+                active.waits_for_credit = false;
+            }
+            self.queue(op);
+        }
+    }
+
+    /// Removes an operation that has ended from its link's list of operations that wait for credit.
+    #[cold]
+    pub(super) fn stop_waiting_for_credit(&mut self, link: u32, op: u32) {
+        if let Some(Some(state)) = self.links.get_mut(link as usize) {
+            state.waiting_for_credit.retain(|waiting| *waiting != op);
+        }
+    }
+
+    /// Gives back the bytes of completed requests. If they failed, also gives back their imms and messages: as far as
+    /// this side knows they did not arrive, and the receiver will not count them.
+    #[cold]
+    pub(super) fn return_credit(&mut self, op: u32, pieces: u32, failed: bool) {
+        let Some(active) = &self.active[op as usize] else { return };
+        let (link, bytes) = (active.link, active.piece_bytes() * u64::from(pieces));
+        if failed && let Some(counter) = active.credit_counter(self.handle.group) {
+            counter.give_back(pieces);
+            active.peer.notify_other_groups(self.handle.group);
+        }
+        let Some(Some(state)) = self.links.get_mut(link as usize) else { return };
+        state.posted_bytes -= bytes;
+        if bytes > 0 || failed {
+            self.retry_waiting(link);
+        }
+    }
+
+    /// Gives back the credit of requests that the endpoint did not accept.
+    #[cold]
+    fn return_refused_credit(&mut self, rail: usize, accepted: u32) {
+        let mut left = accepted;
+        for index in 0..self.rails[rail].batch_runs.len() {
+            let run = self.rails[rail].batch_runs[index];
+            let taken = run.count.min(left);
+            left -= taken;
+            let refused = run.count - taken;
+            let has_credit = |active: &&ActiveOp| active.takes_credit && refused > 0;
+            let Some(active) = self.active[run.op as usize].as_ref().filter(has_credit) else { continue };
+            if let Some(counter) = active.credit_counter(self.handle.group) {
+                counter.give_back(refused);
+                active.peer.notify_other_groups(self.handle.group);
+            }
+            let link = active.link;
+            if let Some(Some(state)) = self.links.get_mut(link as usize) {
+                state.posted_bytes -= active.piece_bytes() * u64::from(refused);
+            }
+            self.retry_waiting(link);
+        }
+    }
+
+    /// The peer has granted us more.
+    pub(super) fn on_grant_received(&mut self, link: u32) {
+        let Some(Some(state)) = self.links.get(link as usize) else { return };
+        state.peer.links[self.handle.group].credit.clear_notified();
+        self.hash_event(HashedEvent::GrantReceived, link.into());
+        self.retry_waiting(link);
+    }
+
+    /// Grants a peer more, after the arrivals that this engine has taken out of its completion queues.
+    #[cold]
+    pub(super) fn renew_grant(&mut self, link: u32) {
+        let Some(Some(state)) = self.links.get_mut(link as usize) else { return };
+        let peer = Arc::clone(&state.peer);
+        let [imms, messages] = std::mem::take(&mut state.arrivals);
+        let announce = |allowance| peer.context.grant_renewed(self.handle.transport, allowance);
+        match self.handle.receiver_credits.renew(peer.grantee(), imms, messages, announce) {
+            Ok(grant) => state.renew_after = grant.renew_after,
+            Err(error) => peer.context.failed(error),
+        }
+    }
+}
+
+/// The error of an operation that the engine cannot start; `None` if it can.
+fn refusal(work: &Work, rails: &[ActiveRail]) -> Option<Error> {
+    // The submitting thread has checked this too. But the revocation may be over by now, and then the key that the
+    // requests would name is no longer valid.
+    if work.local.as_ref().is_some_and(|local| local.is_revoked()) {
+        return Some(revoked(work.operation_name()));
+    }
+    let (operation, why) = if !rails.iter().any(ActiveRail::usable) {
+        ("submit", "no rail to this peer is left; open the fabric again")
+    } else if work.kind == WorkKind::Send && !rails[RECEIVE_RAIL].usable() {
+        ("send", "the rail that carries messages is lost; open the fabric again")
+    } else {
+        return None;
+    };
+    Some(Error::new(ErrorKind::DeviceLost, operation, why))
+}

@@ -1,0 +1,142 @@
+//! The counters of one rail.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+
+use crossbeam_utils::CachePadded;
+
+/// The counters of one rail, as the engine keeps them. The engine's thread writes all of them, except those of direct
+/// requests: the submitting threads write these.
+#[derive(Debug, Default)]
+pub struct RailCounts {
+    worker: CachePadded<WorkerCounts>,
+    direct: CachePadded<DirectCounts>,
+}
+
+#[derive(Debug, Default)]
+struct WorkerCounts {
+    posts: AtomicU64,
+    doorbells: AtomicU64,
+    bytes: AtomicU64,
+    completions: AtomicU64,
+    errors: AtomicU64,
+    queue_full: AtomicU64,
+    retries: AtomicU64,
+    grant_waits: AtomicU64,
+    /// Whether the rail's device is lost.
+    lost: AtomicBool,
+}
+
+#[derive(Debug, Default)]
+struct DirectCounts {
+    requests: AtomicU64,
+    bytes: AtomicU64,
+}
+
+/// A snapshot of one rail's counters. They count since the fabric was opened.
+#[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[non_exhaustive]
+pub struct RailCounters {
+    /// The transport's label.
+    pub transport: String,
+    /// The backend's name.
+    pub backend: String,
+    /// The rail's position in its transport.
+    pub rail: u32,
+    /// The device's name.
+    pub device: String,
+    /// Work requests posted.
+    pub posts: u64,
+    /// Batches posted.
+    pub doorbells: u64,
+    /// Payload bytes posted.
+    pub bytes: u64,
+    /// Successful completions.
+    pub completions: u64,
+    /// Failed completions and refused posts.
+    pub errors: u64,
+    /// Batches that the endpoint accepted only in part, or not at all.
+    pub queue_full: u64,
+    /// Requests that the endpoint did not accept; the engine posts them again.
+    pub retries: u64,
+    /// Times an operation was paused until its peer grants more.
+    pub grant_waits: u64,
+    /// Requests that ran in the submitting thread.
+    pub direct: u64,
+    /// Bytes of the requests that ran in the submitting thread.
+    pub direct_bytes: u64,
+}
+
+impl RailCounts {
+    /// Counts a batch: the requests and bytes that the endpoint accepted.
+    pub fn batch(&self, requests: u64, bytes: u64) {
+        add(&self.worker.posts, requests);
+        add(&self.worker.doorbells, 1);
+        add(&self.worker.bytes, bytes);
+    }
+
+    /// Counts a batch of which the engine has to post `retries` requests again.
+    #[cold]
+    pub fn backpressure(&self, retries: u64) {
+        add(&self.worker.queue_full, 1);
+        add(&self.worker.retries, retries);
+    }
+
+    /// Counts an operation that pauses until its peer grants more.
+    #[cold]
+    pub fn grant_wait(&self) {
+        add(&self.worker.grant_waits, 1);
+    }
+
+    /// Counts completions.
+    pub fn completed(&self, ok: u64, failed: u64) {
+        add(&self.worker.completions, ok);
+        add(&self.worker.errors, failed);
+    }
+
+    /// The requests that have ended, successfully or not.
+    pub fn ended(&self) -> u64 {
+        self.worker.completions.load(Relaxed) + self.worker.errors.load(Relaxed)
+    }
+
+    /// Counts requests that ran in the submitting thread. Any thread calls this, so the additions are atomic.
+    #[inline]
+    pub fn direct(&self, requests: u64, bytes: u64) {
+        self.direct.requests.fetch_add(requests, Relaxed);
+        self.direct.bytes.fetch_add(bytes, Relaxed);
+    }
+
+    /// Notes that the rail's device is lost.
+    #[cold]
+    pub fn set_lost(&self) {
+        self.worker.lost.store(true, Relaxed);
+    }
+
+    pub fn is_lost(&self) -> bool {
+        self.worker.lost.load(Relaxed)
+    }
+
+    pub fn read(&self, transport: &str, backend: &str, rail: u32, device: &str) -> RailCounters {
+        let (worker, direct) = (&self.worker, &self.direct);
+        RailCounters {
+            transport: transport.into(),
+            backend: backend.into(),
+            rail,
+            device: device.into(),
+            posts: worker.posts.load(Relaxed),
+            doorbells: worker.doorbells.load(Relaxed),
+            bytes: worker.bytes.load(Relaxed),
+            completions: worker.completions.load(Relaxed),
+            errors: worker.errors.load(Relaxed),
+            queue_full: worker.queue_full.load(Relaxed),
+            retries: worker.retries.load(Relaxed),
+            grant_waits: worker.grant_waits.load(Relaxed),
+            direct: direct.requests.load(Relaxed),
+            direct_bytes: direct.bytes.load(Relaxed),
+        }
+    }
+}
+
+/// Adds to a counter that only one thread writes: a plain load and store loses nothing.
+fn add(counter: &AtomicU64, more: u64) {
+    counter.store(counter.load(Relaxed) + more, Relaxed);
+}

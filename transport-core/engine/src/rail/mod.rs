@@ -1,0 +1,148 @@
+//! One rail: an endpoint, the requests posted to it, and the operations that wait to post.
+//!
+//! In reading order: [`Rail`], `RoundRobin` (which operation posts next), `SendWindow` (how many bytes may be in
+//! flight), `Inflight` (the requests in flight), `Receives` and [`PoolPart`] (receives), [`RailCounts`] (counters).
+
+mod counters;
+mod inflight;
+mod receive_pool;
+#[allow(unsafe_code, reason = "posts receives; their table keeps the regions alive")]
+mod receives;
+mod round_robin;
+mod send_window;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+pub use counters::RailCounters;
+pub use counters::RailCounts;
+pub(super) use inflight::{MAX_RUN, Run};
+pub use receive_pool::Message;
+pub use receive_pool::{Inbox, PoolPart};
+pub(super) use receives::{RECEIVE_RAIL, Receives};
+
+use crate::memory::{RetainedByRail, RetainedMemory};
+use crate::spi::{Batch, Domain, Endpoint, EndpointConfig, Revocation, Status};
+use crate::{Result, Time};
+use inflight::Inflight;
+use round_robin::RoundRobin;
+use send_window::SendWindow;
+
+/// A rail counts as unresponsive after this many round trips without any completion. If the link is only slow, the
+/// engine posts too early at most once per 100 round trips.
+const UNRESPONSIVE_ROUND_TRIPS: u32 = 100;
+
+pub struct Rail {
+    pub(crate) endpoint: Box<dyn Endpoint>,
+    pub(crate) domain: Arc<dyn Domain>,
+    pub(crate) inflight: Inflight,
+    /// Operations that have pieces to post.
+    pub(crate) queue: RoundRobin,
+    /// The batch that is being posted.
+    pub(crate) batch: Batch,
+    /// The most requests in a batch.
+    pub(crate) max_batch: usize,
+    /// The same batch as runs of pieces.
+    pub(crate) batch_runs: Vec<Run>,
+    /// The device's last status, once the device is lost. The engine posts nothing more.
+    pub(crate) lost: Option<Status>,
+    /// The previous batch found the send queue full: the engine records this once, not per step.
+    pub(crate) queue_full_logged: bool,
+    /// The endpoint accepted nothing of the previous batch: the engine records this once, not per batch.
+    pub(crate) backpressure_logged: bool,
+    /// Consecutive batches of which the endpoint accepted nothing.
+    pub(crate) empty_posts: usize,
+    /// The most bytes in a batch. A device that moves bytes by itself counts none of them.
+    pub(crate) batch_bytes: u64,
+    /// The depth of the send queue.
+    pub(crate) depth: usize,
+    pub(crate) window: SendWindow,
+    /// Set while the rail has no room for the next request.
+    pub(crate) blocked: Option<BlockedSends>,
+    /// Memory that the endpoint may still touch: dropped after it.
+    _retained: Option<RetainedByRail>,
+}
+
+/// Since when a rail has had no room, and without any completion.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct BlockedSends {
+    since: Time,
+    /// The requests that had ended by then.
+    ended: u64,
+}
+
+impl Rail {
+    /// Opens an endpoint. A batch holds up to `max_batch` requests, but no more than the send queue.
+    pub fn open(domain: Arc<dyn Domain>, max_batch: usize, retained: &Arc<RetainedMemory>) -> Result<Self> {
+        let is_late = domain.capabilities().revocation == Revocation::Late;
+        let share = || RetainedByRail { memory: Arc::clone(retained), domain: Arc::clone(&domain) };
+        let retained = is_late.then(share);
+        let endpoint = domain.endpoint(EndpointConfig::default())?;
+        let depth = domain.capabilities().send_depth.max(1) as usize;
+        let max_batch = max_batch.min(depth);
+        let batch_bytes = domain.capabilities().batch_bytes;
+        let window = SendWindow::of(domain.capabilities());
+        Ok(Self {
+            endpoint,
+            domain,
+            inflight: Inflight::default(),
+            queue: RoundRobin::default(),
+            batch: Batch::with_capacity(max_batch),
+            batch_runs: Vec::with_capacity(max_batch),
+            max_batch,
+            lost: None,
+            queue_full_logged: false,
+            backpressure_logged: false,
+            empty_posts: 0,
+            batch_bytes,
+            depth,
+            window,
+            blocked: None,
+            _retained: retained,
+        })
+    }
+
+    /// How many requests the send queue has room for.
+    pub fn free_send_slots(&self) -> usize {
+        if self.lost.is_some() { 0 } else { self.depth.saturating_sub(self.inflight.used_slots()) }
+    }
+
+    /// Whether a request of `bytes` bytes must wait until earlier requests complete.
+    pub fn is_window_full(&self, bytes: u64) -> bool {
+        let (charged, oldest) = (self.inflight.charged(), self.inflight.oldest_charge());
+        self.window.room(charged, oldest, self.window.charge(bytes)) == 0
+    }
+
+    /// Evicts all requests in flight if the rail has had no room, and no request has completed, for too long: so
+    /// requests to a peer that does not respond do not block the requests to other peers. `ended` is the number of
+    /// requests that have ended since the rail was opened. Returns the operations of the evicted requests, or `None`
+    /// if it is too early.
+    #[cold]
+    pub fn evict_unresponsive(&mut self, now: Time, ended: u64) -> Option<Vec<u32>> {
+        let since = match self.blocked {
+            Some(blocked) if blocked.ended == ended => blocked.since,
+            _ => now,
+        };
+        self.blocked = Some(BlockedSends { since, ended });
+        if now < since.after(self.eviction_delay()) {
+            return None;
+        }
+        self.blocked = None;
+        let ops = self.inflight.evict();
+        self.window.on_evicted();
+        Some(ops)
+    }
+
+    /// The time at which something happens without a command or an event: the endpoint's own timer, or the eviction
+    /// of requests that do not complete. `ended` as in [`Rail::evict_unresponsive`].
+    pub fn due(&self, ended: u64) -> Time {
+        let still_blocked = |blocked: &BlockedSends| blocked.ended == ended && self.queue.front().is_some();
+        let eviction =
+            self.blocked.filter(still_blocked).map(|blocked| blocked.since.after(self.eviction_delay()));
+        eviction.into_iter().fold(self.endpoint.due(), Time::min)
+    }
+
+    fn eviction_delay(&self) -> Duration {
+        self.domain.capabilities().round_trip * UNRESPONSIVE_ROUND_TRIPS
+    }
+}

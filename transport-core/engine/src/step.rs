@@ -1,0 +1,724 @@
+//! The engine, and what it does in each step.
+//!
+//! The engine's methods are in three files: `post` (posting), `complete` (polling, and ending operations), and this one
+//! (all else: the step itself, commands, deadlines, revocations, drains, stalls).
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::Poll;
+use std::time::{Duration, Instant};
+
+use super::operation::{ActiveOp, ActiveRail, Drains, LocalUse, Revocations};
+use super::peer::{AmbiguousFailures, EarlyEvents, LinkState, PeerState};
+use super::rail::Receives;
+use super::snapshot::{RecentFailures, Snapshot};
+use super::trace::{OperationKind, TraceEvent, peer_number};
+use super::{Control, DrainReply, EngineHandle, Rail, Submission};
+use crate::memory::{RegionInner, revoked};
+use crate::op::OpId;
+use crate::plan::RailRange;
+use crate::spi::{Completions, DeliveredScope, WorkKind};
+use crate::{Access, Clock, Error, ErrorKind, Outcome, PeerId, Result, Time};
+
+/// The most events that the engine takes from one poll of an endpoint.
+const MAX_EVENTS_PER_POLL: usize = 256;
+
+/// The most commands that the engine takes in one step, so that it also posts and polls.
+const MAX_COMMANDS_PER_STEP: usize = 256;
+
+/// How long `close` waits until the backend has released all posted requests.
+const CLOSE_LIMIT: Duration = Duration::from_secs(1);
+
+/// How long `close` polls without a pause.
+const CLOSE_SPIN: Duration = Duration::from_micros(100);
+
+/// The engine looks for stalled operations at most this many times per `stall_after`. This bounds the cost while many
+/// operations start and end. A stall is found late by up to one part in this many.
+const STALL_CHECKS: u32 = 8;
+
+/// What a step did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct StepReport {
+    /// Commands taken, requests posted and events handled.
+    pub events: usize,
+    /// Requests posted.
+    pub posted: usize,
+    /// Operations that have not ended after the step.
+    pub outstanding: usize,
+}
+
+/// The engine of one rail group. It owns the endpoints of the group's devices.
+pub struct Engine {
+    pub(super) handle: Arc<EngineHandle>,
+    pub(super) clock: Arc<dyn Clock>,
+    pub(super) rails: Vec<Rail>,
+    /// The operations that have not ended, by their index in the op table.
+    pub(super) active: Vec<Option<ActiveOp>>,
+    /// The number of operations in `active`.
+    pub(super) running: usize,
+    /// Requests that were posted while an operation was taken over. The next step adds them to its report.
+    pub(super) posted_at_once: usize,
+    /// The links, by their index.
+    pub(super) links: Vec<Option<LinkState>>,
+    /// The link of each peer whose link has not failed.
+    pub(super) link_of: HashMap<PeerId, u32>,
+    /// The link by `[rail][slot]`.
+    pub(super) slot_links: Vec<Vec<Option<u32>>>,
+    /// Events of peers whose `Link` command is still in its queue.
+    pub(super) early_events: EarlyEvents,
+    pub(super) ambiguous_failures: AmbiguousFailures,
+    pub(super) receives: Receives,
+    pub(super) revocations: Revocations,
+    pub(super) drains: Drains,
+    /// Operations whose trigger was not due in the last step.
+    pub(super) waiting_for_trigger: Vec<OpId>,
+    /// The events of the last poll.
+    pub(super) completions: Completions,
+    /// How many of these events the engine has handled.
+    pub(super) handled_events: usize,
+    /// The rail that these events are from.
+    pub(super) handled_rail: usize,
+    /// No deadline and no timer is earlier than this.
+    pub(super) next_deadline: Time,
+    /// No operation stalls earlier than this.
+    pub(super) next_stall_check: Time,
+    /// No timer is earlier than this.
+    pub(super) next_timer: Time,
+    /// The time of this step, once the engine has read the clock.
+    pub(super) step_time: Option<Time>,
+    /// Whether the last record is [`TraceEvent::Parked`].
+    pub(super) parked: bool,
+    pub(super) recent_failures: RecentFailures,
+    /// Whether an imm must wait for a flush of the other rails: the engine has devices whose completions cover their
+    /// own rail alone ([`DeliveredScope::Device`]).
+    pub(super) needs_flushes: bool,
+    /// Allocations for [`ActiveOp::rails`], to be reused.
+    pub(super) spare_rails: Vec<Vec<ActiveRail>>,
+    /// The result of the last `split`; kept for its allocation.
+    pub(super) ranges: Vec<RailRange>,
+    /// The event hash; see [`Engine::hash_event`].
+    pub(super) hash: u64,
+}
+
+/// The events that the event hash covers; see [`Engine::hash_event`]. Do not change the numbers: this would
+/// change the hash of every run.
+#[derive(Clone, Copy)]
+pub(super) enum HashedEvent {
+    PeerFailed = 1,
+    TakenOver = 2,
+    Posted = 3,
+    Acknowledged = 4,
+    ImmArrived = 5,
+    MessageArrived = 6,
+    ReceiveFailed = 7,
+    PeerGone = 8,
+    DeviceLost = 9,
+    Ended = 10,
+    Stopped = 11,
+    Expired = 12,
+    GrantReceived = 13,
+    Evicted = 14,
+    Triggered = 15,
+}
+
+impl Engine {
+    pub fn new(handle: Arc<EngineHandle>, rails: Vec<Rail>, clock: Arc<dyn Clock>) -> Self {
+        let operations = handle.table.capacity();
+        let delivers_per_device =
+            |rail: &Rail| rail.domain.capabilities().delivered_scope == DeliveredScope::Device;
+        let needs_flushes = rails.iter().any(delivers_per_device);
+        Self {
+            clock,
+            slot_links: rails.iter().map(|_| Default::default()).collect(),
+            rails,
+            active: (0..operations).map(|_| None).collect(),
+            running: 0,
+            posted_at_once: 0,
+            links: Vec::new(),
+            link_of: HashMap::new(),
+            early_events: EarlyEvents::default(),
+            ambiguous_failures: AmbiguousFailures::default(),
+            receives: Receives::default(),
+            revocations: Revocations::default(),
+            drains: Drains::default(),
+            waiting_for_trigger: Vec::new(),
+            completions: Completions::with_room(MAX_EVENTS_PER_POLL),
+            handled_events: 0,
+            handled_rail: 0,
+            next_deadline: Time::NEVER,
+            next_stall_check: Time::NEVER,
+            next_timer: Time::NEVER,
+            step_time: None,
+            parked: false,
+            recent_failures: RecentFailures::default(),
+            needs_flushes,
+            spare_rails: Vec::new(),
+            ranges: Vec::new(),
+            hash: 0,
+            handle,
+        }
+    }
+
+    /// The rails. The worker arms their endpoints before it sleeps.
+    pub fn rails_mut(&mut self) -> &mut [Rail] {
+        &mut self.rails
+    }
+
+    pub fn handle(&self) -> &Arc<EngineHandle> {
+        &self.handle
+    }
+
+    /// Describes everything that has not ended.
+    pub fn snapshot(&self) -> Snapshot {
+        Snapshot::of(self)
+    }
+
+    // ---- the step ----
+
+    /// Takes commands, posts, polls, and checks deadlines, once. Never blocks.
+    pub fn step(&mut self) -> StepReport {
+        self.step_time = None;
+        let mut events = self.take_commands();
+        let (posted, untried_rails) = self.post();
+        events += posted + untried_rails + self.poll_rails();
+        let has_polled_work = self.has_polled_work();
+        if has_polled_work {
+            events += self.advance_polled_work();
+        }
+        // Without any operation, the engine does not even read the clock.
+        let next_check = self.next_deadline.min(self.next_stall_check);
+        if next_check != Time::NEVER {
+            let now = self.now();
+            if now >= self.next_deadline {
+                events += self.expire(now);
+            }
+            if now >= self.next_stall_check {
+                self.check_stalls(now);
+            }
+        }
+        self.handle.hash.store(self.hash, Ordering::Relaxed);
+        // Only a command adds polled work, and the commands were taken before the check above.
+        let outstanding = if has_polled_work { self.outstanding() } else { self.running };
+        StepReport { events, posted, outstanding }
+    }
+
+    /// Operations that have not ended, posted receives excluded.
+    pub fn outstanding(&self) -> usize {
+        self.running + self.revocations.awaited() + self.drains.len()
+    }
+
+    /// Whether the engine has work that no event announces: it checks revocations, drains and triggers in each step.
+    /// Usually there is none, which one branch finds out.
+    #[inline]
+    fn has_polled_work(&self) -> bool {
+        self.revocations.len() | self.drains.len() | self.waiting_for_trigger.len() != 0
+    }
+
+    /// Checks revocations, drains and triggers. Returns how many ended or started.
+    #[cold]
+    fn advance_polled_work(&mut self) -> usize {
+        self.advance_revocations() + self.drains.advance(&self.active) + self.start_triggered()
+    }
+
+    /// The time of this step. The engine reads the clock once per step, and only if it needs the time.
+    #[inline]
+    pub(super) fn now(&mut self) -> Time {
+        *self.step_time.get_or_insert_with(|| self.clock.now())
+    }
+
+    // ---- idling and closing ----
+
+    /// How long a worker that has been idle for `idle` may sleep: until something is due, and only briefly while
+    /// something may happen that wakes no thread. `None` is without limit.
+    pub fn sleep_limit(&self, can_be_woken: bool, idle: Duration) -> Option<Duration> {
+        let idle_backoff = self.rails.iter().map(|rail| rail.domain.capabilities().idle_backoff).min();
+        let backoff = idle_backoff.map(|it| (idle / 8).min(it * (self.rails.len() as u32 + 15) / 16));
+        // No event tells that a peer has left a region that is being revoked. If no operation waits for the
+        // revocation, only this side uses the region, and the end of the last use wakes the worker.
+        let poll_again = if can_be_woken && self.revocations.awaited() == 0 { None } else { backoff };
+        // No event tells that a trigger is due.
+        let waits_for_trigger = !self.waiting_for_trigger.is_empty();
+        let poll_triggers = waits_for_trigger.then(|| (idle / 8).min(self.handle.posting.trigger_nap));
+        let due = self.due();
+        let due = (due != Time::NEVER).then(|| due.since(self.clock.now()));
+        poll_again.into_iter().chain(poll_triggers).chain(due).min()
+    }
+
+    /// When the engine has something to do without a command or an event: a deadline, a stall check, or a rail's own
+    /// timer.
+    pub fn due(&self) -> Time {
+        let rails = self.rails.iter().zip(&self.handle.counts).map(|(rail, counts)| rail.due(counts.ended()));
+        rails.fold(self.next_deadline.min(self.next_stall_check), Time::min)
+    }
+
+    /// The worker is about to sleep. If it wakes up without anything to do, this leaves no second record.
+    pub fn on_park(&mut self) {
+        self.step_time = None;
+        // An event that wakes the worker does not say which operation can post now: the engine will try all again.
+        self.rails.iter_mut().for_each(|rail| rail.empty_posts = 0);
+        if !self.parked {
+            self.record(TraceEvent::Parked);
+            self.parked = true;
+        }
+    }
+
+    /// Ends everything with `Closed`. Aborts the posted requests, and waits for them for a limited time.
+    pub fn close(&mut self) {
+        let error = Error::new(ErrorKind::Closed, "close", "the fabric was closed");
+        self.step_time = None;
+        self.take_queued(false);
+        for link in 0..self.links.len() {
+            self.fail_link(link as u32, &error);
+        }
+        self.receives.close(&error, &mut self.rails, &self.handle);
+        let limit = Instant::now() + CLOSE_LIMIT;
+        let mut last_progress = Instant::now();
+        while self.is_busy() && Instant::now() < limit {
+            if self.poll_rails() + self.take_queued(false) > 0 {
+                last_progress = Instant::now();
+            }
+            // No event wakes this loop. So it sleeps as long as an idle worker would.
+            let idle = last_progress.elapsed();
+            if idle > CLOSE_SPIN {
+                std::thread::sleep(idle / 8);
+            }
+        }
+        for id in self.revocations.take_awaited() {
+            self.handle.table.finish(id, Err(error.clone()));
+        }
+        if self.is_busy() {
+            tracing::warn!("the fabric closes while requests are posted; closing the endpoints ends them");
+        }
+        // A closed endpoint touches no memory any more. So the operations can release theirs.
+        self.rails.clear();
+        for active in self.active.iter_mut().filter_map(Option::take) {
+            active.leave_backlog(self.handle.group);
+            let id = active.id;
+            drop(active);
+            self.handle.table.finish(id, Err(error.clone()));
+        }
+        self.running = 0;
+        self.drains.advance(&self.active);
+        self.receives.end_all(&error, &self.handle);
+        self.handle.close();
+    }
+
+    fn is_busy(&self) -> bool {
+        self.running > 0 || self.receives.posted() > 0 || self.handle.has_commands()
+    }
+
+    // ---- commands ----
+
+    /// Takes commands out of the queues. Usually there are none, and to check this is cheaper than to pop.
+    #[inline(always)]
+    fn take_commands(&mut self) -> usize {
+        if self.handle.has_commands() { self.take_queued(true) } else { 0 }
+    }
+
+    /// Takes over an operation that the calling thread has just submitted, without the queue.
+    #[inline(always)]
+    pub(super) fn take_over(&mut self, submission: Submission) {
+        // No step is running, and the operation was submitted a moment ago: this saves a reading of the clock.
+        self.step_time = Some(submission.submitted_at);
+        self.activate(submission, true);
+    }
+
+    /// Takes the queued commands; returns their number. `may_post` says whether a single submission may be posted at
+    /// once.
+    fn take_queued(&mut self, may_post: bool) -> usize {
+        // Controls first: the engine must know a link before its first operation.
+        let mut taken = self.take_controls();
+        while taken < MAX_COMMANDS_PER_STEP && !self.handle.submissions.is_empty() {
+            let Some(submission) = self.handle.submissions.pop() else { break };
+            let is_only = may_post && taken == 0 && self.handle.submissions.is_empty();
+            taken += 1;
+            self.activate(submission, is_only);
+        }
+        taken
+    }
+
+    pub(super) fn take_controls(&mut self) -> usize {
+        let mut taken = 0;
+        while !self.handle.controls.is_empty()
+            && let Some(control) = self.handle.controls.pop()
+        {
+            taken += 1;
+            self.take_control(control);
+        }
+        taken
+    }
+
+    pub(super) fn take_control(&mut self, control: Control) {
+        match control {
+            Control::Link { peer } => self.add_link(peer),
+            Control::Unlink { peer, error } => {
+                if let Some(link) = self.link_of.remove(&peer) {
+                    self.hash_event(HashedEvent::PeerFailed, link.into());
+                    self.record(TraceEvent::PeerFailed { peer: peer_number(peer), error: error.kind() });
+                    self.fail_link(link, &error);
+                }
+            }
+            Control::Cancel(id) => self.cancel(id),
+            Control::Receive { id, region, offset, len } => {
+                let now = self.now();
+                self.receives.add(id, now, (region, offset, len), &self.handle);
+                self.receives.post(&mut self.rails, &self.handle);
+            }
+            // The pool was closed while the command was queued.
+            Control::PoolReceive { pool, .. } if pool.is_closed() => {}
+            Control::PoolReceive { pool, buffer } => {
+                self.receives.add_pooled(pool, buffer);
+                self.receives.post(&mut self.rails, &self.handle);
+            }
+            Control::PoolClosed { pool } => self.receives.close_pool(&pool, &mut self.rails, &self.handle),
+            Control::Revoke { id, region, deadline } => self.revoke(id, region, deadline),
+            Control::Timer { at } => {
+                self.next_timer = self.next_timer.min(at);
+                self.next_deadline = self.next_deadline.min(at);
+            }
+            Control::ProbeEnded { link, peer } => self.on_probe_ended(link, peer),
+            Control::Drain { peer, deadline, done } => self.drain(peer, deadline, done),
+            Control::GrantReceived { link } => self.on_grant_received(link),
+            Control::RenewGrant { link, peer } if self.link_of.get(&peer) == Some(&link) => {
+                self.renew_grant(link)
+            }
+            Control::RenewGrant { .. } => {}
+            // An error means that the dump has given up waiting.
+            Control::Dump { reply } => drop(reply.try_send(self.snapshot())),
+        }
+    }
+
+    fn add_link(&mut self, peer: Arc<PeerState>) {
+        let link = &peer.links[self.handle.group];
+        let index = link.index;
+        let send_slots: Vec<_> = link.rails.iter().map(|rail| rail.as_ref().map(|rail| rail.slot)).collect();
+        let receive_slots: Vec<_> =
+            link.receiving.iter().map(|(rail, paired)| (*rail, paired.slot)).collect();
+        for (rail, pair) in link.pairs() {
+            let (links, slot) = (&mut self.slot_links[rail], pair.slot.0 as usize);
+            links.resize(links.len().max(slot + 1), None);
+            links[slot] = Some(index);
+        }
+        self.link_of.insert(peer.id, index);
+        self.record(TraceEvent::PeerLinked { peer: peer_number(peer.id) });
+        tracing::debug!(transport = %self.handle.label, peer = peer.id.number(), "peer admitted");
+        if self.links.len() <= index as usize {
+            self.links.resize_with(index as usize + 1, || None);
+        }
+        let grant = self.handle.receiver_credits.state(peer.id);
+        let renew_after = grant.map_or([1; 2], |grant| grant.renew_after);
+        // An endpoint may have changed after the handshake: the peer has an old offer then.
+        (0..self.rails.len()).for_each(|rail| peer.context.endpoint_changed(self.handle.group, rail));
+        self.links[index as usize] = Some(LinkState::new(peer, send_slots, receive_slots, renew_after));
+        self.handle_early_events(index);
+    }
+
+    /// Handles the events that arrived from a peer before its `Link` command.
+    fn handle_early_events(&mut self, index: u32) {
+        let Some(link) = &self.links[index as usize] else { return };
+        let peer = Arc::clone(&link.peer);
+        for (rail, slot) in link.all_slots().collect::<Vec<_>>() {
+            let early = self.early_events.take(rail, slot);
+            early.events.into_iter().for_each(|event| self.handle_event(rail, event));
+            if early.overflowed {
+                let why = "the peer sent more than this side has room for before it was admitted";
+                peer.context.failed(Error::new(ErrorKind::Protocol, "peer", why));
+            }
+        }
+    }
+
+    fn cancel(&mut self, id: OpId) {
+        if !self.handle.table.is_under_way(id) || self.receives.cancel(id, &mut self.rails, &self.handle) {
+            return;
+        }
+        // Controls overtake submissions. If the operation is still queued, the engine takes it over first; otherwise
+        // the cancel would be lost.
+        while !self.active[id.index as usize].as_ref().is_some_and(|active| active.id == id) {
+            let Some(submission) = self.handle.submissions.pop() else { break };
+            self.activate(submission, false);
+        }
+        self.record(TraceEvent::Cancelled { op: id });
+        self.cancel_active(id);
+        if self.revocations.cancel(id) {
+            let why = "revoke() was cancelled; the region stays revoked";
+            self.end_revocation(id, Err(Error::new(ErrorKind::Cancelled, "revoke", why)));
+        }
+    }
+
+    /// Starts to wait until the operations of `peer` have ended that are under way now.
+    fn drain(&mut self, peer: PeerId, deadline: Time, done: DrainReply) {
+        // Controls overtake submissions. So the engine first takes over the operations that were submitted before.
+        for _ in 0..self.handle.submissions.len() {
+            let Some(submission) = self.handle.submissions.pop() else { break };
+            self.activate(submission, false);
+        }
+        let ops = self.active.iter().flatten().filter(|active| active.peer.id == peer);
+        let ops = ops.map(|active| active.id).collect();
+        self.next_deadline = self.next_deadline.min(deadline);
+        self.drains.add(ops, deadline, done);
+    }
+
+    // ---- triggers ----
+
+    /// Starts the operations whose trigger is due; returns their number.
+    fn start_triggered(&mut self) -> usize {
+        let mut started = 0;
+        // Removes the operations that start, and those that have ended while they waited.
+        let mut waiting = std::mem::take(&mut self.waiting_for_trigger);
+        waiting.retain(|id| {
+            let active = self.active[id.index as usize].as_ref().filter(|active| active.id == *id);
+            match active.and_then(|active| active.trigger.as_ref()) {
+                None => false,
+                Some(trigger) if !trigger.is_due() => true,
+                Some(_) => {
+                    self.trigger(id.index);
+                    started += 1;
+                    false
+                }
+            }
+        });
+        self.waiting_for_trigger = waiting;
+        started
+    }
+
+    /// Starts an operation whose trigger is due.
+    fn trigger(&mut self, op: u32) {
+        let now = self.now();
+        let Some(active) = &mut self.active[op as usize] else { return };
+        let trigger = active.trigger.take();
+        let link = &active.peer.links[self.handle.group];
+        link.backlog.add(active.work.weight());
+        active.takes_credit = active.work.takes_credit(&link.credit);
+        active.last_progress = now;
+        // The remote region may have been revoked since the operation was submitted.
+        let remote = active.work.remote.as_ref();
+        let name = active.work.operation_name();
+        let refused = remote.and_then(|remote| remote.check(0, 0, Access::REMOTE_WRITE, name).err());
+        let (id, deadline) = (active.id, active.deadline);
+        self.hash_event(HashedEvent::Triggered, op.into());
+        self.record(TraceEvent::Triggered { op: id });
+        self.schedule_checks(now, deadline);
+        match refused {
+            Some(error) => self.fail_op(op, error),
+            None => self.queue(op),
+        }
+        // Last, because dropping a trigger runs the user's code.
+        drop(trigger);
+    }
+
+    // ---- deadlines and stalls ----
+
+    /// Checks an operation at its deadline, and when it may have stalled.
+    #[inline]
+    pub(super) fn schedule_checks(&mut self, now: Time, deadline: Time) {
+        self.next_deadline = self.next_deadline.min(deadline);
+        self.next_stall_check = self.next_stall_check.min(now.after(self.handle.stall_monitor.stall_after));
+    }
+
+    /// Cancels all checks of operations. Called when the last operation has ended.
+    #[inline]
+    pub(super) fn cancel_checks(&mut self) {
+        if self.revocations.awaited() == 0 && self.drains.is_empty() {
+            (self.next_deadline, self.next_stall_check) = (self.next_timer, Time::NEVER);
+        }
+    }
+
+    /// Ends the operations, revocations and drains whose deadline has passed, and wakes the timers that are due.
+    /// Returns their number. Never inlined, so that an idle step saves no registers for it.
+    #[inline(never)]
+    fn expire(&mut self, now: Time) -> usize {
+        let mut next = Time::NEVER;
+        let mut expired = self.expire_operations(now, &mut next);
+        expired += self.expire_revocations(now, &mut next);
+        expired += self.drains.expire(now, &mut next);
+        let (due, next_timer) = self.handle.timers.take_due(now);
+        self.next_timer = next_timer;
+        self.next_deadline = next.min(next_timer);
+        expired + due.wake()
+    }
+
+    /// Finds operations that have made no progress for `stall_after`. Does not change the event hash: runs with other
+    /// values of `stall_after` have the same hash.
+    #[cold]
+    fn check_stalls(&mut self, now: Time) {
+        let monitor = Arc::clone(&self.handle.stall_monitor);
+        let mut next = Time::NEVER;
+        let mut found = Vec::new();
+        let running = self.active.iter_mut().flatten().take(self.running);
+        // An operation that waits for its trigger cannot make progress.
+        let running = running.filter(|op| op.trigger.is_none());
+        let running = running.map(|op| (op.id, op.last_progress, &mut op.stalled));
+        let revocations = self.revocations.iter_mut();
+        let revocations = revocations.filter_map(|op| Some((op.id?, op.submitted_at, &mut op.stalled)));
+        for (id, last_progress, stalled) in running.chain(revocations).filter(|(.., stalled)| !**stalled) {
+            let due = last_progress.after(monitor.stall_after);
+            if due > now {
+                next = next.min(due);
+                continue;
+            }
+            *stalled = true;
+            found.push(id);
+        }
+        self.next_stall_check = next.max(now.after(monitor.stall_after / STALL_CHECKS));
+        if next == Time::NEVER {
+            self.next_stall_check = Time::NEVER;
+        }
+        for id in &found {
+            self.record(TraceEvent::Stalled { op: *id });
+            monitor.add(self.handle.group, *id);
+        }
+        if !found.is_empty() && !self.handle.is_driven_by_caller() {
+            monitor.spawn_report();
+        }
+    }
+
+    // ---- revocations ----
+
+    /// Ends the operations and receives that use a region, and adds a revocation. Without an `id`, no operation waits
+    /// for the revocation.
+    fn revoke(&mut self, id: Option<OpId>, region: Arc<RegionInner>, deadline: Time) {
+        let now = self.now();
+        if let Some(id) = id {
+            self.record_started(id, OperationKind::Revoke, 0, region.len());
+            self.schedule_checks(now, deadline);
+        }
+        let index = self.revocations.add(id, region, deadline, now);
+        self.stop_users(index);
+    }
+
+    /// Ends the operations and receives that use the region of a revocation. If a waker of the user panics, the next
+    /// step ends the others.
+    fn stop_users(&mut self, index: usize) {
+        let region = Arc::clone(&self.revocations.get(index).region);
+        for op in 0..self.active.len() as u32 {
+            let active = self.active[op as usize].as_ref().filter(|active| active.work.uses(&region));
+            if let Some(name) = active.map(|active| active.work.operation_name()) {
+                self.stop(op, revoked(name));
+            }
+        }
+        self.receives.revoke(&region, &mut self.rails, &self.handle);
+        self.revocations.get_mut(index).users_stopped = true;
+    }
+
+    /// Polls all revocations. Returns how many ended.
+    fn advance_revocations(&mut self) -> usize {
+        let mut ended = 0;
+        let rails = self.handle.first_rail..self.handle.first_rail + self.rails.len();
+        for index in (0..self.revocations.len()).rev() {
+            if !self.revocations.get(index).users_stopped {
+                self.stop_users(index);
+            }
+            if self.revocations.get(index).is_in_use() {
+                let local_use = self.local_use_of(&self.revocations.get(index).region);
+                self.revocations.get_mut(index).local_use = local_use;
+            }
+            let polled = self.revocations.get(index).poll(self.handle.transport, rails.clone());
+            let Poll::Ready(result) = polled else { continue };
+            ended += 1;
+            match self.revocations.swap_remove(index) {
+                Some(id) => self.end_revocation(id, result),
+                None => drop(result.inspect_err(|error| tracing::warn!(%error, "a region stays registered"))),
+            }
+        }
+        ended
+    }
+
+    /// Fails the revocations whose deadline has passed; returns their number. The regions stay revoked: the engine
+    /// revokes their remaining keys later, once no operation of this side uses them.
+    fn expire_revocations(&mut self, now: Time, next: &mut Time) -> usize {
+        let mut expired = 0;
+        for revocation in self.revocations.iter_mut() {
+            let Some(id) = revocation.id else { continue };
+            if revocation.deadline > now {
+                *next = (*next).min(revocation.deadline);
+                continue;
+            }
+            expired += 1;
+            revocation.id = None;
+            self.handle.flight_recorder.write(TraceEvent::Expired { op: id }.pack(now));
+            let why = match revocation.local_use {
+                LocalUse::None => {
+                    "a peer is still copying to or from the region; it stays revoked, call revoke() again to \
+                     keep waiting"
+                }
+                LocalUse::Source | LocalUse::Target => {
+                    "the device still has a request or a receive of this side on the region; it stays revoked, \
+                     call revoke() again to keep waiting"
+                }
+            };
+            self.handle.table.finish(id, Err(Error::new(ErrorKind::DeadlineExceeded, "revoke", why)));
+        }
+        expired
+    }
+
+    fn end_revocation(&mut self, id: OpId, result: Result<()>) {
+        self.record(TraceEvent::Ended { op: id, error: result.as_ref().err().map(Error::kind) });
+        self.handle.table.finish(id, result.map(|()| Outcome::default()));
+    }
+
+    fn local_use_of(&self, region: &Arc<RegionInner>) -> LocalUse {
+        if self.receives.is_into(region) {
+            return LocalUse::Target;
+        }
+        let users = self.active.iter().flatten().filter(|active| active.work.uses(region));
+        let uses = users.map(|active| match active.work.kind {
+            WorkKind::Read => LocalUse::Target,
+            WorkKind::Write | WorkKind::Send => LocalUse::Source,
+        });
+        uses.max().unwrap_or(LocalUse::None)
+    }
+
+    // ---- records and the event hash ----
+
+    /// The number of a rail among the rails of the transport, as counters, records and messages show it.
+    #[inline]
+    pub(super) fn rail_number(&self, rail: usize) -> u16 {
+        (self.handle.first_rail + rail) as u16
+    }
+
+    /// Writes a record into the flight recorder. Always inlined, because most words of a record are constants at the
+    /// call.
+    #[inline(always)]
+    pub(super) fn record(&mut self, event: TraceEvent) {
+        if self.handle.flight_recorder.is_off() {
+            return;
+        }
+        let now = self.now();
+        if self.parked {
+            self.record_woken(now);
+        }
+        self.handle.flight_recorder.write(event.pack(now));
+    }
+
+    #[cold]
+    fn record_woken(&mut self, now: Time) {
+        self.parked = false;
+        self.handle.flight_recorder.write(TraceEvent::Woken.pack(now));
+    }
+
+    #[inline]
+    pub(super) fn record_started(&mut self, op: OpId, kind: OperationKind, peer: u32, bytes: u64) {
+        self.record(TraceEvent::Started { op, kind, peer, bytes });
+    }
+
+    #[inline]
+    pub(super) fn record_ended(&mut self, op: OpId, span: &tracing::Span, error: Option<&Error>) {
+        self.record(TraceEvent::Ended { op, error: error.map(Error::kind) });
+        match error {
+            Some(error) => tracing::debug!(parent: span, op = %op, %error, "ended"),
+            None => tracing::trace!(parent: span, op = %op, "done"),
+        }
+    }
+
+    /// Adds an event to the event hash. Two runs with the same seed have the same hash. `value` distinguishes events of
+    /// the same kind: an index, an id or a number.
+    #[inline]
+    pub(super) fn hash_event(&mut self, event: HashedEvent, value: u64) {
+        // One round of splitmix64's finaliser over the hash so far.
+        let mut z = self.hash ^ value.wrapping_add((event as u64) << 56).wrapping_add(0x9e37_79b9_7f4a_7c15);
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        self.hash = z ^ (z >> 27);
+    }
+}
