@@ -9,9 +9,9 @@ use crate::offer::Offer;
 use crate::other_process::protocol::{Reply, Request, parse};
 use crate::regions::Regions;
 use crate::segment::message_ring::{MAX_MESSAGE, PAYLOADS, RING_ENTRIES, RingReceiver};
-use crate::segment::staging_buffer::StagingBuffer;
+use crate::segment::staging_buffer::SharedStagingBuffer;
 use crate::segment::{ConnectionLayout, Segment};
-use crate::staging::target::serve;
+use crate::staging::serve;
 
 /// Bytes of one step of [`message_ring`] and [`staging_buffer`]: a position and a value.
 const STEP: usize = 10;
@@ -35,7 +35,7 @@ pub fn packet(bytes: &[u8]) {
 /// A peer that stores any value anywhere in a staging buffer. The target serves it, and no byte of a region changes
 /// that the peer may not write.
 pub fn staging_buffer(bytes: &[u8]) {
-    let buffer = Segment::<StagingBuffer>::create().expect("a segment");
+    let buffer = Segment::<SharedStagingBuffer>::create().expect("a segment");
     let (buffer, regions) = (buffer.content(), Regions::default());
     let open = |access| {
         let memory = Arc::new(HostBuffer::new(STAGED).expect("memory"));

@@ -8,7 +8,7 @@ use multirail_spi::Result;
 use crate::offer::Token;
 use crate::segment::lease_table::Lease;
 use crate::segment::message_ring::RingReceiver;
-use crate::segment::staging_buffer::StagingBuffer;
+use crate::segment::staging_buffer::SharedStagingBuffer;
 use crate::segment::{ConnectionLayout, Segment};
 use crate::wakeup::Wakeup;
 
@@ -24,7 +24,7 @@ pub(crate) struct Inbound {
     initiator_gone: AtomicBool,
     receiver: Mutex<Option<RingReceiver>>,
     /// For regions that the peer cannot reach itself. Made when the peer asks for it.
-    staging_buffer: OnceLock<Segment<StagingBuffer>>,
+    staging_buffer: OnceLock<Segment<SharedStagingBuffer>>,
     /// Slots of the staging buffer that were served.
     pub(crate) served: AtomicU64,
     /// The initiator's process, once another process has claimed the connection.
@@ -87,12 +87,12 @@ impl Inbound {
 
     /// The staging buffer, if the peer has asked for it.
     #[inline]
-    pub(crate) fn staging_buffer(&self) -> Option<&StagingBuffer> {
+    pub(crate) fn staging_buffer(&self) -> Option<&SharedStagingBuffer> {
         self.staging_buffer.get().map(Segment::content)
     }
 
     /// The segment of the staging buffer. The first call makes it.
-    pub(crate) fn open_staging_buffer(&self) -> Result<&Segment<StagingBuffer>> {
+    pub(crate) fn open_staging_buffer(&self) -> Result<&Segment<SharedStagingBuffer>> {
         if let Some(buffer) = self.staging_buffer.get() {
             return Ok(buffer);
         }

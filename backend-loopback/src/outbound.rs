@@ -12,7 +12,7 @@ use crate::other_process::TargetConnection;
 use crate::regions::Regions;
 use crate::segment::ConnectionLayout;
 use crate::segment::message_ring::{self, MAX_MESSAGE};
-use crate::segment::staging_buffer::StagingBuffer;
+use crate::segment::staging_buffer::SharedStagingBuffer;
 
 /// A connection to a peer, whose segment is mapped here. The peer is the target here.
 pub(crate) struct Outbound {
@@ -68,7 +68,7 @@ impl Outbound {
 
     /// The peer's staging buffer, once an import needed it.
     #[inline]
-    pub(crate) fn staging_buffer(&self) -> Option<&StagingBuffer> {
+    pub(crate) fn staging_buffer(&self) -> Option<&SharedStagingBuffer> {
         match &self.location {
             PeerLocation::ThisProcess { inbound, .. } => inbound.staging_buffer(),
             #[cfg(target_os = "linux")]

@@ -134,7 +134,7 @@ impl PeerState {
         if self.leaving || self.receiver.is_broken() || !buffer.is_posted(at) {
             return;
         }
-        let (served, sleeps) = staging::target::serve(buffer, at, regions);
+        let (served, sleeps) = staging::serve(buffer, at, regions);
         self.inbound.served.fetch_add(served, Ordering::Relaxed);
         if sleeps {
             outbound.wake();

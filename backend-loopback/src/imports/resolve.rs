@@ -190,7 +190,7 @@ mod other_process {
     /// Maps a region whose file the peer has handed over.
     fn map(key: u64, len: u64, access: Access, files: &[OwnedFd], locked: bool) -> Result<ResolvedRegion> {
         let ([file], Ok(size)) = (files, usize::try_from(len)) else {
-            let context = "the peer did not hand over the region's file: do not trust this peer";
+            let context = "the peer did not hand over the region's file: the peer breaks the protocol, disconnect it";
             return Err(Error::new(ErrorKind::Protocol, "import", context));
         };
         let mapping = mapping::map("import", file.as_fd(), size, access.contains(Access::REMOTE_WRITE))?;

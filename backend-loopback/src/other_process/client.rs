@@ -14,7 +14,7 @@ use super::protocol::{self, Refusal, Reply, Request};
 use super::timed_lock::TimedLock;
 use crate::offer::Offer;
 use crate::segment::Segment;
-use crate::segment::staging_buffer::StagingBuffer;
+use crate::segment::staging_buffer::SharedStagingBuffer;
 
 /// The longest time that a peer may take to answer while this side connects.
 const CONNECT_LIMIT: Duration = Duration::from_secs(2);
@@ -28,7 +28,7 @@ pub(crate) struct TargetConnection {
     pub(crate) wakeup: WakeupHandle,
     pub(crate) process: Process,
     /// For regions that only the peer can reach. Mapped at the first import of one.
-    pub(crate) staging_buffer: OnceLock<Segment<StagingBuffer>>,
+    pub(crate) staging_buffer: OnceLock<Segment<SharedStagingBuffer>>,
     socket: OwnedFd,
     /// One question at a time is under way. Its lock's number is the question's.
     questions: TimedLock,
@@ -68,7 +68,7 @@ impl TargetConnection {
             }
         }
         let Ok([file, wakeup]) = <[OwnedFd; 2]>::try_from(files) else {
-            let context = "the peer did not hand over its segment and wakeup handle: do not trust this peer";
+            let context = "the peer did not hand over its segment and wakeup handle: the peer breaks the protocol, disconnect it";
             return Err(Error::new(ErrorKind::Protocol, "connect", context));
         };
         let segment = Segment::map(file.as_fd())?;

@@ -56,7 +56,7 @@ pub(crate) fn open(
         }
         (None, Ok([file])) => ExportHandle::File(file),
         (None, Err(_)) => {
-            let context = "the peer did not hand over the region's file: do not trust this peer";
+            let context = "the peer did not hand over the region's file: the peer breaks the protocol, disconnect it";
             return Err(Error::new(ErrorKind::Protocol, "import", context));
         }
     };

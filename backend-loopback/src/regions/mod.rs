@@ -6,6 +6,7 @@ mod registration;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use multirail_spi::staging::SlotRequest;
 use multirail_spi::{Access, Error, ErrorKind, Memory, MemoryKind, Result};
 
 use crate::inbound::Inbound;
@@ -229,20 +230,15 @@ impl Regions {
         }
     }
 
-    /// Enters `len` bytes of a region from `offset` on, for a staged copy.
-    pub(crate) fn enter(
-        &self,
-        key: RegionKey,
-        need: Access,
-        offset: u64,
-        len: u64,
-    ) -> Result<StagedRange<'_>, ErrorKind> {
-        let found = self.find(key.to_wire())?;
-        let fits = offset.checked_add(len).is_some_and(|end| end <= found.memory.len() as u64);
-        // The CPU moves staged bytes, and cannot follow addresses of device memory.
-        if !fits || !found.access.contains(need) || found.memory.kind() != MemoryKind::Host {
+    /// Enters the range of a region that a peer's slot request names, for a staged copy.
+    pub(crate) fn enter(&self, request: &SlotRequest) -> Result<StagedRange<'_>, ErrorKind> {
+        let found = self.find(request.key)?;
+        let is_allowed = request.is_allowed(found.access, found.memory.len() as u64);
+        // The CPU copies staged bytes, and cannot follow addresses of device memory.
+        if !is_allowed || found.memory.kind() != MemoryKind::Host {
             return Err(ErrorKind::RemoteAccess);
         }
+        let key = RegionKey::from_wire(request.key).ok_or(ErrorKind::RemoteAccess)?;
         let mut table = self.lock();
         let slot = &mut table.slots[key.slot as usize];
         // The region may have been revoked between the two locks.
@@ -250,7 +246,7 @@ impl Regions {
             return Err(ErrorKind::Revoked);
         }
         slot.staged_copies += 1;
-        let start = found.memory.as_ptr().wrapping_add(offset as usize);
+        let start = found.memory.as_ptr().wrapping_add(request.offset as usize);
         Ok(StagedRange { regions: self, slot: key.slot, start })
     }
 

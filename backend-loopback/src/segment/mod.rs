@@ -1,7 +1,7 @@
 //! The memory that two peers share. The target makes a segment, the initiator maps it.
 //!
 //! [`ConnectionLayout`] is in the segment of every connection: a [`message_ring`] (a [`ring`] of entries, and message
-//! payloads) and a [`lease_table`]. [`StagingBuffer`](staging_buffer::StagingBuffer) is in a second segment, of
+//! payloads) and a [`lease_table`]. [`SharedStagingBuffer`](staging_buffer::SharedStagingBuffer) is in a second segment, of
 //! connections that stage. [`mapping`] checks the files behind segments and regions before they are mapped.
 
 mod layout;

@@ -11,13 +11,32 @@
 //! that slot.
 
 mod initiator;
-pub(crate) mod target;
 
+use multirail_spi::copy::{self, CopyStrategy};
 use multirail_spi::{ErrorKind, PeerSlot, WorkKind, WorkRequest};
 
 use crate::completions::CompletionQueue;
 use crate::imports::Import;
+use crate::regions::Regions;
+use crate::segment::staging_buffer::SharedStagingBuffer;
 use initiator::StagingInitiator;
+
+/// Target: serves the posted slots from slot `at` on. Returns how many slots were served, and whether the initiator
+/// sleeps and must be woken.
+pub(crate) fn serve(buffer: &SharedStagingBuffer, at: u64, regions: &Regions) -> (u64, bool) {
+    buffer.serve(at, |at| serve_slot(buffer, at, regions))
+}
+
+/// Copies the bytes of one slot, if the region allows it.
+fn serve_slot(buffer: &SharedStagingBuffer, at: u64, regions: &Regions) -> Result<(), ErrorKind> {
+    let slot_request = buffer.request(at)?;
+    let range = regions.enter(&slot_request)?;
+    let (to, from) = slot_request.copy_ends(buffer.bytes(at), range.start());
+    // SAFETY: `enter` checked the range and keeps the region's bytes until `range` is dropped; `len` bytes fit the slot,
+    // which stays mapped with `buffer`.
+    unsafe { copy::copy(CopyStrategy::Plain, to, from, slot_request.len as usize) };
+    Ok(())
+}
 
 /// The staged requests of an endpoint, by peer slot. A peer has an entry from its first staged request on.
 #[derive(Default)]
@@ -93,3 +112,6 @@ impl StagedRequests {
         self.0.iter().flatten().all(StagingInitiator::arm)
     }
 }
+
+#[cfg(test)]
+mod tests;
