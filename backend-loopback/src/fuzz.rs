@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use multirail_spi::{Access, HostBuffer, Memory};
 
-use crate::offer::Offer;
-use crate::other_process::protocol::{Reply, Request, parse};
+use crate::offer::LoopbackOffer;
+use crate::other_process::protocol::{ServerReply, ServerRequest, parse};
 use crate::regions::Regions;
 use crate::segment::message_ring::{MAX_MESSAGE, PAYLOADS, RING_ENTRIES, RingReceiver};
 use crate::segment::staging_buffer::SharedStagingBuffer;
@@ -20,16 +20,16 @@ const STAGED: usize = 4096;
 
 /// A peer's offer.
 pub fn offer(bytes: &[u8]) {
-    if let Ok(offer) = Offer::parse(bytes) {
-        let again = Offer::parse(&offer.to_bytes().expect("what was read can be written"));
+    if let Ok(offer) = LoopbackOffer::parse(bytes) {
+        let again = LoopbackOffer::parse(&offer.to_bytes().expect("what was read can be written"));
         assert_eq!(again.expect("what was written can be read"), offer);
     }
 }
 
 /// Packets of the server's socket, from either side.
 pub fn packet(bytes: &[u8]) {
-    let _ = parse::<Request>(bytes);
-    let _ = parse::<Reply>(bytes);
+    let _ = parse::<ServerRequest>(bytes);
+    let _ = parse::<ServerReply>(bytes);
 }
 
 /// A peer that stores any value anywhere in a staging buffer. The target serves it, and no byte of a region changes

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use multirail_spi::Result;
 
-use crate::offer::Token;
+use crate::offer::OfferToken;
 use crate::segment::lease_table::Lease;
 use crate::segment::message_ring::RingReceiver;
 use crate::segment::staging_buffer::SharedStagingBuffer;
@@ -16,7 +16,7 @@ use crate::wakeup::Wakeup;
 pub(crate) struct Inbound {
     segment: Segment,
     wakeup: Arc<Wakeup>,
-    pub(crate) token: Token,
+    pub(crate) token: OfferToken,
     /// The number of leases, from the first on, among which are all that were ever opened.
     leases: AtomicUsize,
     claimed: AtomicBool,
@@ -29,12 +29,12 @@ pub(crate) struct Inbound {
     pub(crate) served: AtomicU64,
     /// The initiator's process, once another process has claimed the connection.
     #[cfg(target_os = "linux")]
-    pub(crate) initiator: OnceLock<crate::other_process::Process>,
+    pub(crate) initiator: OnceLock<crate::other_process::PeerProcess>,
 }
 
 impl Inbound {
     /// A connection that no initiator has claimed. The initiator wakes the endpoint through `wakeup`.
-    pub(crate) fn new(segment: Segment, wakeup: Arc<Wakeup>, token: Token) -> Self {
+    pub(crate) fn new(segment: Segment, wakeup: Arc<Wakeup>, token: OfferToken) -> Self {
         Self {
             segment,
             wakeup,

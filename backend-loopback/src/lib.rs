@@ -13,10 +13,10 @@
 //! | module | content |
 //! |---|---|
 //! | `host`, `offer` | the identity of a host; the bytes that two domains exchange |
-//! | `status`, `wakeup` | the statuses of failures; waking an endpoint |
+//! | `wakeup` | waking an endpoint |
 //! | `segment` | shared memory: `message_ring`, `lease_table`, `staging_buffer`, and the checks before it is mapped |
 //! | `other_process` | peers in other processes: the server's protocol, `process_vm_writev`, why the kernel refuses it |
-//! | `error_text` | the text of a status |
+//! | `status` | the statuses of failures, and their text |
 //! | `inbound`, `regions` | the target's half of a connection; the registered regions |
 //! | `outbound`, `peer_table` | the initiator's half of a connection; the slots of peers |
 //! | `imports` | regions of peers, how this side reaches them, copies between processes |
@@ -62,7 +62,6 @@ mod direct;
 mod domain;
 mod domain_state;
 mod endpoint;
-mod error_text;
 #[cfg(all(fuzzing, target_os = "linux"))]
 pub mod fuzz;
 mod gpu;

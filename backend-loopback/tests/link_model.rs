@@ -8,7 +8,7 @@ use common::*;
 use multirail_loopback::{LinkModel, LoopbackConfig};
 use multirail_spi::{Access, Clock, ErrorKind, Memory, Time, *};
 
-fn linked(link: LinkModel, seed: u64) -> (Node, Node, PeerSlot, PeerSlot) {
+fn linked(link: LinkModel, seed: u64) -> (TestNode, TestNode, PeerSlot, PeerSlot) {
     let (a, b) = (node(LoopbackConfig::default().link(link), seed), node(LoopbackConfig::default(), 2));
     let (to_b, to_a) = connect(&a, &b);
     (a, b, to_b, to_a)

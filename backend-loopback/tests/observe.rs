@@ -282,9 +282,9 @@ fn a_parked_worker_answers_and_a_blocked_one_is_distinguished() {
     assert_eq!(fabric.dump().transports[0].worker, WorkerState::Closed);
 }
 
-type Ends = (std::sync::mpsc::Sender<()>, std::sync::mpsc::Receiver<()>);
+type WakerChannel = (std::sync::mpsc::Sender<()>, std::sync::mpsc::Receiver<()>);
 
-struct BlockingWaker(Mutex<Option<Ends>>);
+struct BlockingWaker(Mutex<Option<WakerChannel>>);
 
 impl std::task::Wake for BlockingWaker {
     fn wake(self: Arc<Self>) {

@@ -17,14 +17,14 @@ fn staged() -> LoopbackConfig {
 }
 
 /// Two connected nodes that stage everything.
-fn pair() -> (Node, Node, PeerSlot, PeerSlot) {
+fn pair() -> (TestNode, TestNode, PeerSlot, PeerSlot) {
     let (a, b) = (node(staged(), 1), node(staged(), 2));
     let (to_b, to_a) = connect(&a, &b);
     (a, b, to_b, to_a)
 }
 
 /// Polls both nodes until a has `count` events.
-fn both(a: &mut Node, b: &mut Node, count: usize) -> (Vec<Event>, Vec<Event>) {
+fn both(a: &mut TestNode, b: &mut TestNode, count: usize) -> (Vec<Event>, Vec<Event>) {
     let (mut ours, mut theirs, mut limit) = (Vec::new(), Vec::new(), Limit::of(SOON));
     while total(&ours) < count {
         theirs.extend(b.poll());
@@ -165,16 +165,16 @@ fn a_new_endpoint_continues_where_the_last_one_stopped() {
         source.fill(round + 1);
         a.post(&[write(1, to_b, &source, Some(&import))]);
         b.poll();
-        let Node { domain, endpoint, clock } = a;
+        let TestNode { domain, endpoint, clock } = a;
         drop(endpoint);
-        a = Node { endpoint: domain.endpoint(EndpointConfig::default()).unwrap(), domain, clock };
+        a = TestNode { endpoint: domain.endpoint(EndpointConfig::default()).unwrap(), domain, clock };
         source.fill(round + 100);
         assert_eq!(a.post(&[write(2, to_b, &source, Some(&import))]).accepted, 1);
         assert_eq!(both(&mut a, &mut b, 1).0, [done(2, 1)]);
         assert!((0..LEN).all(|at| target.byte(at) == round + 100));
-        let Node { domain, endpoint, clock } = b;
+        let TestNode { domain, endpoint, clock } = b;
         drop(endpoint);
-        b = Node { endpoint: domain.endpoint(EndpointConfig::default()).unwrap(), domain, clock };
+        b = TestNode { endpoint: domain.endpoint(EndpointConfig::default()).unwrap(), domain, clock };
     }
 }
 

@@ -120,7 +120,8 @@ impl Domain for StagedDomain {
             return self.0.inner.import(peer, key, limit);
         }
         if key.base != KeyMaterial::STAGED || key.len > isize::MAX as u64 {
-            let why = "the key of the peer's staged memory is invalid: the peer breaks the protocol, disconnect it";
+            let why =
+                "the key of the peer's staged memory is invalid: the peer breaks the protocol, disconnect it";
             return Err(Error::new(ErrorKind::Protocol, "import", why));
         }
         if self.0.connections.of(peer).is_none_or(|connection| connection.remote_buffer().is_none()) {

@@ -14,9 +14,9 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFla
 use crate::domain_state::DomainState;
 use crate::host::random;
 use crate::inbound::Inbound;
-use crate::offer::Token;
-use crate::other_process::process::{self, Process};
-use crate::other_process::protocol::{self, Refusal, Reply, Request};
+use crate::offer::OfferToken;
+use crate::other_process::process::{self, PeerProcess};
+use crate::other_process::protocol::{self, RefusalReason, ServerReply, ServerRequest};
 use crate::other_process::{GuardPage, gpu_memory};
 use crate::outbound::{Outbound, PeerLocation};
 use crate::segment::{Segment, mapping};
@@ -35,14 +35,14 @@ const REQUESTS_PER_ROUND: usize = 64;
 const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
 
 /// The handle of the thread. Dropping it ends the thread and every connection.
-pub(super) struct Server {
+pub(super) struct DomainServer {
     name: String,
     wakeup: Arc<WakeupPipe>,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Server {
+impl DomainServer {
     /// Starts a thread that serves `state`.
     pub(super) fn start(state: &Arc<DomainState>) -> Result<Self> {
         let fail = |e: Errno| Error::os("prepare", "opening the socket to which peers connect", e);
@@ -79,7 +79,7 @@ impl Server {
     }
 }
 
-impl Drop for Server {
+impl Drop for DomainServer {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Release);
         self.wakeup.handle().wake();
@@ -105,7 +105,7 @@ struct ServerLoop {
 struct ClientConnection {
     socket: OwnedFd,
     /// The initiator's process, until `inbound` takes it when the initiator has shown its token.
-    process: Option<Process>,
+    process: Option<PeerProcess>,
     inbound: Option<Arc<Inbound>>,
 }
 
@@ -115,7 +115,7 @@ impl ServerLoop {
             let targets = self.targets();
             let mut fds: Vec<BorrowedFd<'_>> = vec![self.listener.as_fd()];
             fds.extend(self.connections.iter().map(|connection| connection.socket.as_fd()));
-            fds.extend(targets.iter().filter_map(|outbound| process_of(outbound)).map(Process::pidfd));
+            fds.extend(targets.iter().filter_map(|outbound| process_of(outbound)).map(PeerProcess::pidfd));
             self.wakeup.sleep(&fds, None);
             self.wakeup.clear();
             let ready = ready(&fds);
@@ -171,7 +171,7 @@ impl ServerLoop {
             if self.connections.len() >= MAX_CONNECTIONS {
                 self.connections.retain(|connection| connection.inbound.is_some());
             }
-            match Process::behind(&socket) {
+            match PeerProcess::behind(&socket) {
                 Ok(process) if self.connections.len() < MAX_CONNECTIONS => {
                     self.connections.push(ClientConnection { socket, process: Some(process), inbound: None });
                 }
@@ -194,12 +194,12 @@ impl ClientConnection {
             if self.is_closed() {
                 return false;
             }
-            let answered = match protocol::receive::<Request>(&self.socket, RecvFlags::DONTWAIT) {
+            let answered = match protocol::receive::<ServerRequest>(&self.socket, RecvFlags::DONTWAIT) {
                 Err(Errno::AGAIN | Errno::INTR) => return true,
                 Err(_) => false,
-                Ok((Request::Hello { version, token }, _)) => self.admit(state, version, token),
-                Ok((Request::Region { number, key }, _)) => self.describe_region(state, number, key),
-                Ok((Request::StagingBuffer { number }, _)) => self.open_staging_buffer(state, number),
+                Ok((ServerRequest::Hello { version, token }, _)) => self.admit(state, version, token),
+                Ok((ServerRequest::Region { number, key }, _)) => self.describe_region(state, number, key),
+                Ok((ServerRequest::StagingBuffer { number }, _)) => self.open_staging_buffer(state, number),
             };
             if !answered {
                 return false;
@@ -209,29 +209,29 @@ impl ClientConnection {
     }
 
     /// Answers a hello.
-    fn admit(&mut self, state: &DomainState, version: u16, token: Token) -> bool {
+    fn admit(&mut self, state: &DomainState, version: u16, token: OfferToken) -> bool {
         if version != protocol::VERSION {
-            return self.refuse_hello(Refusal::Version);
+            return self.refuse_hello(RefusalReason::Version);
         }
         // The first hello takes the process. A second hello finds none.
-        let Some(process) = self.process.take() else { return self.refuse_hello(Refusal::Token) };
+        let Some(process) = self.process.take() else { return self.refuse_hello(RefusalReason::Token) };
         let inbound = match state.admit(&token) {
             Ok(Some(inbound)) => inbound,
-            Ok(None) => return self.refuse_hello(Refusal::Token),
+            Ok(None) => return self.refuse_hello(RefusalReason::Token),
             Err(error) => {
                 tracing::warn!(%error, "loopback: a peer process was refused");
-                return self.refuse_hello(Refusal::Memory);
+                return self.refuse_hello(RefusalReason::Memory);
             }
         };
         let _ = inbound.initiator.set(process);
-        let was_sent = inbound.files().is_some_and(|files| self.reply(&Reply::Welcome, &files));
+        let was_sent = inbound.files().is_some_and(|files| self.reply(&ServerReply::Welcome, &files));
         self.inbound = Some(inbound);
         was_sent
     }
 
     /// Refuses a hello, and ends the connection.
-    fn refuse_hello(&self, why: Refusal) -> bool {
-        self.reply(&Reply::Refused { number: 0, why }, &[]);
+    fn refuse_hello(&self, why: RefusalReason) -> bool {
+        self.reply(&ServerReply::Refused { number: 0, why }, &[]);
         false
     }
 
@@ -241,8 +241,9 @@ impl ClientConnection {
         let found = match state.regions.find(key) {
             Ok(found) => found,
             Err(kind) => {
-                let why = if kind == ErrorKind::Revoked { Refusal::Revoked } else { Refusal::Key };
-                return self.reply(&Reply::Refused { number, why }, &[]);
+                let why =
+                    if kind == ErrorKind::Revoked { RefusalReason::Revoked } else { RefusalReason::Key };
+                return self.reply(&ServerReply::Refused { number, why }, &[]);
             }
         };
         let (len, access) = (found.memory.len() as u64, found.access.bits());
@@ -252,23 +253,23 @@ impl ClientConnection {
         if let (true, Some(file)) = (found.is_shareable, found.memory.shared_file()) {
             if let Err(error) = mapping::commit("import", file, found.memory.len()) {
                 tracing::warn!(%error, "loopback: a region could not be shared with a peer process");
-                return self.reply(&Reply::Refused { number, why: Refusal::Memory }, &[]);
+                return self.reply(&ServerReply::Refused { number, why: RefusalReason::Memory }, &[]);
             }
             let locked = cuda::Reach::of_host(found.memory.as_ptr() as u64, found.memory.len() as u64)
                 == cuda::Reach::Kernel;
-            return self.reply(&Reply::Shared { number, len, access, locked }, &[file]);
+            return self.reply(&ServerReply::Shared { number, len, access, locked }, &[file]);
         }
         let guard = match GuardPage::own() {
             Ok(guard) => guard,
             Err(error) => {
                 tracing::warn!(%error, "loopback: a region could not be shared with a peer process");
-                return self.reply(&Reply::Refused { number, why: Refusal::Memory }, &[]);
+                return self.reply(&ServerReply::Refused { number, why: RefusalReason::Memory }, &[]);
             }
         };
         let permit_errno = inbound.initiator.get().map_or(0, process::permit);
         let address = found.memory.as_ptr() as u64;
         let target = process::hints(permit_errno);
-        self.reply(&Reply::Foreign { number, len, access, address, guard, target }, &[])
+        self.reply(&ServerReply::Foreign { number, len, access, address, guard, target }, &[])
     }
 
     fn describe_gpu_region(&self, number: u64, memory: &dyn Memory, access: u32) -> bool {
@@ -285,13 +286,13 @@ impl ClientConnection {
                 tracing::info!(
                     "loopback: requests of a peer process are staged: they go through shared memory and this worker"
                 );
-                self.reply(&Reply::StagingBuffer { number }, &[file])
+                self.reply(&ServerReply::StagingBuffer { number }, &[file])
             }
-            None => self.reply(&Reply::Refused { number, why: Refusal::Staging }, &[]),
+            None => self.reply(&ServerReply::Refused { number, why: RefusalReason::Staging }, &[]),
         }
     }
 
-    fn reply(&self, reply: &Reply, files: &[BorrowedFd<'_>]) -> bool {
+    fn reply(&self, reply: &ServerReply, files: &[BorrowedFd<'_>]) -> bool {
         protocol::send(&self.socket, reply, files, SendFlags::DONTWAIT).is_ok()
     }
 
@@ -312,7 +313,7 @@ impl Drop for ClientConnection {
 
 /// The process of a peer. A target that closes in order says so in its segment, so that only its death needs
 /// watching.
-fn process_of(outbound: &Outbound) -> Option<&Process> {
+fn process_of(outbound: &Outbound) -> Option<&PeerProcess> {
     match &outbound.location {
         PeerLocation::OtherProcess(connection) => Some(&connection.process),
         PeerLocation::ThisProcess { .. } => None,

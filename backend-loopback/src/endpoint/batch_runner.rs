@@ -8,7 +8,7 @@ use crate::completions::CompletionQueue;
 use crate::gpu::{self, Gpus};
 #[cfg(target_os = "linux")]
 use crate::imports::foreign_copy::{self, ForeignBatch};
-use crate::imports::{Imports, LeaseGuard, RegionLocation, copy_mapped};
+use crate::imports::{ImportTable, LeaseGuard, RegionLocation, copy_mapped};
 #[cfg(target_os = "linux")]
 use crate::other_process::GuardPage;
 use crate::outbound::Outbound;
@@ -20,7 +20,7 @@ use crate::status::status;
 
 /// A batch that is running.
 pub(super) struct BatchRunner<'a> {
-    pub(super) imports: &'a Imports,
+    pub(super) imports: &'a ImportTable,
     pub(super) peers: &'a [Option<PeerState>],
     pub(super) completions: &'a mut CompletionQueue,
     #[cfg(target_os = "linux")]

@@ -16,7 +16,6 @@ use multirail_spi::{
 
 use crate::completions::CompletionQueue;
 use crate::domain_state::DomainState;
-use crate::error_text::describe;
 use crate::gpu::Gpus;
 #[cfg(target_os = "linux")]
 use crate::imports::foreign_copy::ForeignBatch;
@@ -24,7 +23,7 @@ use crate::imports::{Import, RegionLocation};
 use crate::link_model::{DeviceModel, DueAction, PostedWrite, PostedWrites};
 use crate::segment::lease_table::DEVICE_MEMORY;
 use crate::staging::StagedRequests;
-use crate::status::status;
+use crate::status::{describe, status};
 use batch_runner::BatchRunner;
 use fast_path::FastPath;
 use peer_state::PeerState;
@@ -39,8 +38,8 @@ pub(crate) struct LoopbackEndpoint {
     peers: Vec<Option<PeerState>>,
     /// Slots whose `PeerGone` the last poll reported.
     gone: Vec<PeerSlot>,
-    /// The version of the peer table that `peers` reflects.
-    peer_table_version: u64,
+    /// The number of changes of the peer table that `peers` reflects.
+    seen_peer_changes: u64,
     /// The peer at which the rotation over the message rings stopped.
     last_peer: usize,
     receives: VecDeque<ReceiveRequest>,
@@ -76,7 +75,7 @@ impl LoopbackEndpoint {
             completions: CompletionQueue::default(),
             peers: Vec::new(),
             gone: Vec::new(),
-            peer_table_version: 0,
+            seen_peer_changes: 0,
             last_peer: 0,
             receives: VecDeque::new(),
             armed: false,
@@ -209,7 +208,7 @@ impl LoopbackEndpoint {
     /// Reads the peer table if it has changed.
     #[inline]
     fn refresh(&mut self) {
-        if self.state.peers.version() != self.peer_table_version {
+        if self.state.peers.changes() != self.seen_peer_changes {
             self.read_peer_table();
         }
     }
@@ -218,7 +217,7 @@ impl LoopbackEndpoint {
     #[cold]
     fn read_peer_table(&mut self) {
         let state = self.state.clone();
-        self.peer_table_version = state.peers.version();
+        self.seen_peer_changes = state.peers.changes();
         for (slot, peer) in state.peers.all() {
             let at = slot.0 as usize;
             if self.peers.len() <= at {
@@ -371,7 +370,7 @@ impl Endpoint for LoopbackEndpoint {
             may_sleep &= peer.arm(!self.receives.is_empty());
         }
         // A change of the peer table before this comparison is seen here. A later change wakes the endpoint.
-        if !may_sleep || self.state.peers.version() != self.peer_table_version {
+        if !may_sleep || self.state.peers.changes() != self.seen_peer_changes {
             self.disarm();
             return Armed::Ready;
         }

@@ -8,8 +8,9 @@ use libc::iovec;
 use multirail_spi::{ErrorKind, Status, WorkKind, WorkRequest};
 
 use crate::other_process::GuardPage;
+use crate::other_process::vm_call::errno_status;
 use crate::outbound::{Outbound, PeerLocation};
-use crate::status::{from_errno, status};
+use crate::status::status;
 
 /// Pieces per system call besides the guard page's: the kernel's limit (UIO_MAXIOV) is 1024.
 const MAX_PIECES: usize = 1023;
@@ -154,13 +155,13 @@ unsafe fn run_calls(
                 outcomes.resize(total, Err(status(ErrorKind::PeerDied)));
             }
             // The call moved the guard page alone: the piece after it is at fault.
-            Ok(GuardPage::LEN) => outcomes.push(Err(from_errno(libc::EFAULT))),
+            Ok(GuardPage::LEN) => outcomes.push(Err(errno_status(libc::EFAULT))),
             Ok(moved) => advance(&mut local[1..], &mut remote[1..], moved - GuardPage::LEN, outcomes),
             Err(_) => match std::io::Error::last_os_error().raw_os_error().unwrap_or(0) {
                 libc::EINTR => {}
                 // Another address space, with nothing mapped at the guard page's address.
                 libc::EFAULT => outcomes.resize(total, Err(status(ErrorKind::PeerDied))),
-                code => outcomes.resize(total, Err(from_errno(code))),
+                code => outcomes.resize(total, Err(errno_status(code))),
             },
         }
     }
@@ -202,7 +203,7 @@ mod tests {
         let mut remote = [EMPTY, at(&mut to, 0), bad, at(&mut to, 8)];
         // SAFETY: the local pieces lie in `from`, the good remote ones in `to`.
         unsafe { run_calls(pid, guard, WorkKind::Write, &mut local, &mut remote, &mut outcomes) };
-        let bad = Err(from_errno(libc::EFAULT));
+        let bad = Err(errno_status(libc::EFAULT));
         assert_eq!(outcomes, [Ok(()), bad, Ok(())]);
         assert_eq!(to, [7, 7, 7, 7, 0, 0, 0, 0, 7, 7, 7, 7]);
     }

@@ -15,7 +15,7 @@ use crate::segment::lease_table::RegionKey;
 
 /// A region of a peer: its size and rights, and where its bytes are.
 pub(crate) struct Import {
-    /// The generation and index in the [`Imports`](super::Imports) table.
+    /// The generation and index in the [`ImportTable`](super::ImportTable) table.
     pub(crate) rkey: u64,
     pub(crate) target: Arc<Outbound>,
     pub(crate) location: RegionLocation,

@@ -6,12 +6,11 @@ use std::time::Duration;
 use multirail_spi::{Error, ErrorKind, MemoryKind, Result, Staging};
 
 use super::{RegionLocation, ResolvedRegion};
-use crate::error_text::describe;
 use crate::inbound::Inbound;
 use crate::outbound::{Outbound, PeerLocation};
 use crate::regions::Regions;
 use crate::segment::lease_table::RegionKey;
-use crate::status::status;
+use crate::status::{describe, status};
 
 /// Asks the target for the region of `key`, and finds the way to it.
 pub(crate) fn resolve(
@@ -91,7 +90,7 @@ mod other_process {
     use multirail_spi::{Access, Error, ErrorKind, Result, Staging};
 
     use super::{RegionKey, RegionLocation, ResolvedRegion, refused, staging_refused};
-    use crate::other_process::protocol::{Refusal, Reply, Request};
+    use crate::other_process::protocol::{RefusalReason, ServerReply, ServerRequest};
     use crate::other_process::vm_call::probe;
     use crate::other_process::{TargetConnection, gpu_memory, ptrace_diagnosis, short_of_memory};
     use crate::segment::{Segment, mapping};
@@ -109,9 +108,9 @@ mod other_process {
         staging: Staging,
     ) -> Result<ResolvedRegion> {
         let deadline = Instant::now() + limit.min(MAX_LIMIT);
-        let (reply, files) = query(connection, deadline, |number| Request::Region { number, key })?;
+        let (reply, files) = query(connection, deadline, |number| ServerRequest::Region { number, key })?;
         let region = match reply {
-            Reply::Shared { len, access, locked, .. } => {
+            ServerReply::Shared { len, access, locked, .. } => {
                 let access = Access::from_bits_truncate(access);
                 if staging == Staging::Always {
                     region_at(key, len, access, RegionLocation::Staged)?
@@ -119,7 +118,7 @@ mod other_process {
                     return map(key, len, access, &files, locked);
                 }
             }
-            Reply::Foreign { len, access, address, guard, target, .. } => {
+            ServerReply::Foreign { len, access, address, guard, target, .. } => {
                 let access = Access::from_bits_truncate(access);
                 let foreign = region_at(key, len, access, RegionLocation::Foreign { base: address, guard })?;
                 if staging == Staging::Always {
@@ -139,7 +138,7 @@ mod other_process {
                     return Ok(foreign);
                 }
             }
-            Reply::Gpu { len, access, gpu, size, offset, handle, .. } => {
+            ServerReply::Gpu { len, access, gpu, size, offset, handle, .. } => {
                 let shared = gpu_memory::open(files, gpu, size, offset, handle, len)?;
                 let location =
                     RegionLocation::Gpu { base: shared.address(), ordinal: shared.device().ordinal() };
@@ -157,8 +156,10 @@ mod other_process {
         if connection.staging_buffer.get().is_some() {
             return Ok(());
         }
-        let (reply, files) = query(connection, deadline, |number| Request::StagingBuffer { number })?;
-        let (Reply::StagingBuffer { .. }, [file]) = (reply, &files[..]) else { return Err(wrong_answer()) };
+        let (reply, files) = query(connection, deadline, |number| ServerRequest::StagingBuffer { number })?;
+        let (ServerReply::StagingBuffer { .. }, [file]) = (reply, &files[..]) else {
+            return Err(wrong_answer());
+        };
         let buffer = Segment::map(file.as_fd())?;
         // If another thread was first, it has mapped the same file.
         let _ = connection.staging_buffer.set(buffer);
@@ -169,15 +170,15 @@ mod other_process {
     fn query(
         connection: &TargetConnection,
         deadline: Instant,
-        question: impl Fn(u64) -> Request,
-    ) -> Result<(Reply, Vec<OwnedFd>)> {
+        question: impl Fn(u64) -> ServerRequest,
+    ) -> Result<(ServerReply, Vec<OwnedFd>)> {
         let (reply, files) = connection.query(deadline, question)?.ok_or_else(wrong_answer)?;
-        let Reply::Refused { why, .. } = reply else { return Ok((reply, files)) };
+        let ServerReply::Refused { why, .. } = reply else { return Ok((reply, files)) };
         Err(match why {
-            Refusal::Staging => staging_refused("only staging reaches a region of the peer"),
-            Refusal::Revoked => refused(ErrorKind::Revoked),
-            Refusal::Gpu => gpu_memory::not_shared(),
-            Refusal::Memory => short_of_memory("import"),
+            RefusalReason::Staging => staging_refused("only staging reaches a region of the peer"),
+            RefusalReason::Revoked => refused(ErrorKind::Revoked),
+            RefusalReason::Gpu => gpu_memory::not_shared(),
+            RefusalReason::Memory => short_of_memory("import"),
             _ => refused(ErrorKind::RemoteAccess),
         })
     }
@@ -190,7 +191,8 @@ mod other_process {
     /// Maps a region whose file the peer has handed over.
     fn map(key: u64, len: u64, access: Access, files: &[OwnedFd], locked: bool) -> Result<ResolvedRegion> {
         let ([file], Ok(size)) = (files, usize::try_from(len)) else {
-            let context = "the peer did not hand over the region's file: the peer breaks the protocol, disconnect it";
+            let context =
+                "the peer did not hand over the region's file: the peer breaks the protocol, disconnect it";
             return Err(Error::new(ErrorKind::Protocol, "import", context));
         };
         let mapping = mapping::map("import", file.as_fd(), size, access.contains(Access::REMOTE_WRITE))?;

@@ -11,10 +11,9 @@ use multirail_spi::{
 };
 
 use super::domain::NullState;
-use super::switch::Port;
-use crate::error_text::describe;
+use super::switch::SwitchPort;
 use crate::link_model::{DeviceModel, DueAction};
-use crate::status::status;
+use crate::status::{describe, status};
 
 pub(super) struct NullEndpoint {
     state: Arc<NullState>,
@@ -32,9 +31,9 @@ pub(super) struct NullEndpoint {
     first: Option<PeerSlot>,
     gone: Vec<PeerSlot>,
     /// With a switch: the port of this device.
-    port: Option<Arc<Port>>,
+    port: Option<Arc<SwitchPort>>,
     /// With a switch: the port of each peer, and the peer's slot for this side.
-    ports: HashMap<PeerSlot, (Arc<Port>, PeerSlot)>,
+    ports: HashMap<PeerSlot, (Arc<SwitchPort>, PeerSlot)>,
     in_switch: InSwitch,
 }
 
@@ -45,7 +44,7 @@ impl NullEndpoint {
         depth: usize,
         imms_per_poll: u32,
         model: Option<DeviceModel>,
-        port: Option<Arc<Port>>,
+        port: Option<Arc<SwitchPort>>,
     ) -> Self {
         Self {
             state,

@@ -10,12 +10,12 @@ use serde::{Deserialize, Serialize};
 
 /// Another process. The pidfd identifies it even after the kernel gives its pid to a new process.
 #[derive(Debug)]
-pub(crate) struct Process {
+pub(crate) struct PeerProcess {
     pid: Pid,
     pidfd: OwnedFd,
 }
 
-impl Process {
+impl PeerProcess {
     /// The process at the other end of `socket`, if it runs as this process's user.
     pub(crate) fn behind(socket: impl AsFd) -> Result<Self> {
         let fail = |e: std::io::Error| {
@@ -77,7 +77,7 @@ pub(crate) struct PtraceHints {
 ///
 /// The kernel keeps one tracer. With several peers, any process of this user is permitted, as on systems without
 /// Yama. Returns the errno of a refusal, or 0.
-pub(crate) fn permit(process: &Process) -> i32 {
+pub(crate) fn permit(process: &PeerProcess) -> i32 {
     static PERMITTED: Mutex<PermittedTracers> = Mutex::new(PermittedTracers::None);
     let mut permitted = PERMITTED.lock().expect("permitted tracer");
     *permitted = permitted.with(process.pid());
@@ -165,11 +165,11 @@ mod tests {
     #[test]
     fn a_process_identifies_itself() {
         let (local, remote) = UnixStream::pair().unwrap();
-        let process = Process::behind(&local).unwrap();
+        let process = PeerProcess::behind(&local).unwrap();
         assert_eq!(process.pid().as_raw_nonzero().get() as u32, std::process::id());
         assert!(process.is_alive() && !is_hung_up(local.as_fd()));
         drop(remote);
         assert!(is_hung_up(local.as_fd()));
-        assert_eq!(Process::behind(&local).unwrap_err().kind(), ErrorKind::PeerDied);
+        assert_eq!(PeerProcess::behind(&local).unwrap_err().kind(), ErrorKind::PeerDied);
     }
 }

@@ -14,16 +14,16 @@ use serde::{Deserialize, Serialize};
 
 use super::guard_page::GuardPage;
 use super::process::PtraceHints;
-use crate::offer::Token;
+use crate::offer::OfferToken;
 
 /// The version of the protocol. The first packet carries it.
-pub(crate) const VERSION: u16 = 4;
+pub(crate) const VERSION: u16 = 5;
 
 /// The questions of an initiator.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) enum Request {
-    /// Asks for admission. The answer is [`Reply::Welcome`] with the files of the segment and the wakeup handle.
-    Hello { version: u16, token: Token },
+pub(crate) enum ServerRequest {
+    /// Asks for admission. The answer is [`ServerReply::Welcome`] with the files of the segment and the wakeup handle.
+    Hello { version: u16, token: OfferToken },
     /// Asks for the region of a key. The answer has the same `number`.
     Region { number: u64, key: u64 },
     /// Asks for the staging buffer, since the initiator cannot reach a region itself.
@@ -32,7 +32,7 @@ pub(crate) enum Request {
 
 /// The answers of a target. Variants keep their positions, so that a peer of another version can read its refusal.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) enum Reply {
+pub(crate) enum ServerReply {
     Welcome,
     /// A region, with its file. `locked` is true if the owner has page-locked it for GPUs.
     Shared {
@@ -56,7 +56,7 @@ pub(crate) enum Reply {
     },
     Refused {
         number: u64,
-        why: Refusal,
+        why: RefusalReason,
     },
     /// A region of GPU memory, with its file or with CUDA's handle in place of one.
     Gpu {
@@ -70,7 +70,7 @@ pub(crate) enum Reply {
     },
 }
 
-impl Reply {
+impl ServerReply {
     /// The number of the question. A welcome has none.
     pub(crate) fn number(&self) -> Option<u64> {
         match self {
@@ -86,7 +86,7 @@ impl Reply {
 
 /// The reason of a refusal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Refusal {
+pub(crate) enum RefusalReason {
     /// The token is unknown or was used.
     Token,
     /// The initiator speaks another version of the protocol.

@@ -6,12 +6,12 @@ use std::time::Instant;
 /// A lock whose holders are numbered.
 #[derive(Default)]
 pub(crate) struct TimedLock {
-    state: Mutex<State>,
+    state: Mutex<LockState>,
     released: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct LockState {
     is_locked: bool,
     last: u64,
 }
@@ -37,7 +37,7 @@ impl TimedLock {
         Some(TimedLockGuard { lock: self, number: state.last })
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, LockState> {
         self.state.lock().expect("timed lock")
     }
 }

@@ -1,7 +1,7 @@
 //! The table of registered memory: who owns a region, who may touch it, and when its memory may be freed.
 
 mod deferred_free;
-mod registration;
+mod region_handle;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -12,18 +12,18 @@ use multirail_spi::{Access, Error, ErrorKind, Memory, MemoryKind, Result};
 use crate::inbound::Inbound;
 use crate::segment::lease_table::{DEVICE_MEMORY, Lease, REGION_SLOTS, RegionKey};
 use deferred_free::DeferredFree;
-pub(crate) use registration::Registration;
+pub(crate) use region_handle::RegionHandle;
 
 /// All regions of a domain, and the peers whose leases guard them.
 #[derive(Default)]
 pub(crate) struct Regions {
-    table: Mutex<Table>,
-    /// The length of `Table::retired`.
+    table: Mutex<RegionTable>,
+    /// The length of `RegionTable::retired`.
     retired: AtomicUsize,
 }
 
 #[derive(Default)]
-struct Table {
+struct RegionTable {
     slots: Vec<RegionSlot>,
     free: Vec<u32>,
     peers: Vec<LeaseHolder>,
@@ -259,12 +259,12 @@ impl Regions {
         Some(LocalMemory { kind: memory.kind(), start: memory.as_ptr() as u64, memory })
     }
 
-    fn lock(&self) -> MutexGuard<'_, Table> {
+    fn lock(&self) -> MutexGuard<'_, RegionTable> {
         self.table.lock().expect("region table")
     }
 }
 
-impl Table {
+impl RegionTable {
     fn is_quiescent(&self, slot: u32) -> bool {
         self.slots[slot as usize].staged_copies == 0
             && self.peers.iter().all(|peer| {

@@ -21,7 +21,11 @@ pub(crate) fn map(
     writable: bool,
 ) -> Result<Mapping> {
     let refused = |why: &str| {
-        Error::new(ErrorKind::Protocol, operation, format!("the peer's file {why}: the peer breaks the protocol, disconnect it"))
+        Error::new(
+            ErrorKind::Protocol,
+            operation,
+            format!("the peer's file {why}: the peer breaks the protocol, disconnect it"),
+        )
     };
     if !is_in_memory(file) {
         return Err(refused(

@@ -11,7 +11,7 @@ use super::Regions;
 use crate::segment::lease_table::{DEVICE_MEMORY, RegionKey};
 
 /// Dropping it deregisters the region. The memory stays allocated until no peer is inside.
-pub(crate) struct Registration {
+pub(crate) struct RegionHandle {
     regions: Arc<Regions>,
     key: RegionKey,
     len: u64,
@@ -23,7 +23,7 @@ pub(crate) struct Registration {
     _domain: Arc<dyn Any + Send + Sync>,
 }
 
-impl Registration {
+impl RegionHandle {
     /// The handle of a region that is in the table.
     pub(crate) fn new(
         regions: &Arc<Regions>,
@@ -50,7 +50,7 @@ impl Registration {
     }
 }
 
-impl MemoryRegion for Registration {
+impl MemoryRegion for RegionHandle {
     fn lkey(&self) -> u64 {
         self.key.to_wire() | if self.in_device_memory { DEVICE_MEMORY } else { 0 }
     }
@@ -76,7 +76,7 @@ impl MemoryRegion for Registration {
     }
 }
 
-impl Drop for Registration {
+impl Drop for RegionHandle {
     fn drop(&mut self) {
         self.close();
         self.regions.retire(self.key);
