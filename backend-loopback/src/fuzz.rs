@@ -62,7 +62,7 @@ pub fn staging_buffer(bytes: &[u8]) {
         at += serve(buffer, at, &regions).0;
     }
     let mut bytes = vec![0; STAGED];
-    // SAFETY: both are `STAGED` bytes, and nobody else's any more.
+    // SAFETY: both are `STAGED` bytes, and nothing else uses them any more.
     unsafe { untouched.as_ptr().copy_to_nonoverlapping(bytes.as_mut_ptr(), STAGED) };
     assert!(bytes.iter().all(|byte| *byte == 0), "a region that is not writable was written");
 }
@@ -90,7 +90,7 @@ pub fn message_ring(bytes: &[u8]) {
         while let Some(message) = receiver.next_message() {
             messages += 1;
             assert!(messages <= PAYLOADS && message.len <= MAX_MESSAGE);
-            // SAFETY: `into` is `MAX_MESSAGE` bytes and ours.
+            // SAFETY: `into` has `MAX_MESSAGE` bytes, and is this function's.
             unsafe { receiver.take_message(layout, into.as_mut_ptr(), message.len) };
         }
     }

@@ -3,8 +3,8 @@
 use multirail_spi::{Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
 
-/// Two processes whose `HostIdentity` is equal can share memory, and can name each other by process id. The default value
-/// stands for no host.
+/// Two processes whose `HostIdentity` is equal can share memory, and can name each other by process id. The default
+/// value stands for no host.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct HostIdentity {
     /// The kernel's random boot id. Zero if the system has none.

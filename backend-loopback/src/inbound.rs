@@ -1,4 +1,4 @@
-//! The target's half of a connection: what a peer may do in this domain.
+//! The target's half of a connection: a peer's access to this domain.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -12,12 +12,13 @@ use crate::segment::staging_buffer::SharedStagingBuffer;
 use crate::segment::{ConnectionLayout, Segment};
 use crate::wakeup::Wakeup;
 
-/// The segment that this domain made for a peer, and what it knows of the peer. The peer is the initiator here.
+/// The segment that this domain made for a peer, and the state of the connection. The peer is the initiator of this
+/// half.
 pub(crate) struct Inbound {
     segment: Segment,
     wakeup: Arc<Wakeup>,
     pub(crate) token: OfferToken,
-    /// The number of leases, from the first on, among which are all that were ever opened.
+    /// No lease with this index or a greater one was ever opened.
     leases: AtomicUsize,
     claimed: AtomicBool,
     closed: AtomicBool,
@@ -51,7 +52,7 @@ impl Inbound {
         }
     }
 
-    /// Returns true for the first caller, which acts for the initiator. No connection has a second initiator.
+    /// Returns true for the first caller, which acts for the initiator. A connection has one initiator.
     pub(crate) fn claim(&self) -> bool {
         !self.claimed.swap(true, Ordering::AcqRel)
     }
@@ -116,7 +117,7 @@ impl Inbound {
         self.closed.load(Ordering::Acquire)
     }
 
-    /// Returns true if the initiator can no longer touch anything here: it has dropped its half, or it is dead.
+    /// Returns true if the initiator can no longer access anything here: it has dropped its half, or it is dead.
     pub(crate) fn is_initiator_gone(&self) -> bool {
         if self.initiator_gone.load(Ordering::Acquire) {
             return true;

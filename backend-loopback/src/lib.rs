@@ -45,15 +45,15 @@
 //!
 //! The server refuses processes of other users (the effective user ids must be equal, root's too), and processes that
 //! do not have an offer's secret. Memory without a file is reached by the rules of ptrace, which demand more (see
-//! `other_process::vm_call`). The owner of a staged region moves its bytes, and checks bounds, rights and revocation
+//! `other_process::vm_call`). The owner of a staged region copies its bytes, and checks bounds, rights and revocation
 //! itself. `docs/trust.md` has the details.
 //!
 //! # Threads and cleanup
 //!
 //! Any thread may use a domain; one thread at a time may use an endpoint. On Linux a domain has a server thread,
-//! which hands files to peers and notices their deaths. The thread ends when the domain, its endpoint, its regions
-//! and its imports are dropped. If a region is dropped while a peer is inside, its memory stays allocated until the
-//! peer has left or is dead.
+//! which sends files to peers and notices when their processes die. The thread ends when the domain, its endpoint, its
+//! regions and its imports are dropped. If a region is dropped while a peer is inside, its memory stays allocated until
+//! the peer has left or is dead.
 
 mod backend;
 mod completions;

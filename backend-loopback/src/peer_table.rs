@@ -86,7 +86,7 @@ impl PeerTable {
     }
 }
 
-/// Returns true if both tokens are equal. The time that it takes does not tell where they differ.
+/// Returns true if both tokens are equal. The time of the comparison does not depend on where they differ.
 fn same(a: &OfferToken, b: &OfferToken) -> bool {
     let differing = a.iter().zip(b).fold(0, |sum, (a, b)| std::hint::black_box(sum | (a ^ b)));
     differing == 0

@@ -284,8 +284,8 @@ fn one_endpoint_at_a_time() {
     assert!(again().is_ok());
 }
 
-/// Two domains of one process belong to two tenants: a peer of one domain cannot reach the memory of the other, with any
-/// key.
+/// Two domains of one process belong to two tenants: a peer of one domain cannot reach the memory of the other, with
+/// any key.
 #[test]
 fn keys_mean_nothing_in_another_domain() {
     let [a, b] = [1, 2].map(|seed| node(LoopbackConfig::default(), seed));

@@ -182,7 +182,7 @@ fn another_user_gets_not_even_a_refusal() {
     }
     let target = node(LoopbackConfig::default(), 1);
     let (_slot, offer) = target.domain.connector().prepare().unwrap();
-    // Another user may have no access to the build folder, so that the child runs a copy.
+    // Another user may have no access to the build folder, so the child runs a copy.
     let copy = std::env::temp_dir().join(format!("multirail-unauthenticated-{}", std::process::id()));
     std::fs::copy(std::env::current_exe().unwrap(), &copy).unwrap();
     let mut command = Command::new(&copy);

@@ -15,8 +15,8 @@ use crate::offer::{StagingOffer, append, split};
 use crate::region::StagedRegions;
 use crate::staging_buffer::{SLOT_COUNT, SLOT_LEN, StagingBuffer};
 
-/// The time that staging adds to a round trip: two GPU copies (15 µs each, H200), a slot request and a response over the
-/// network, and a poll by each of two workers. An estimate that is too high only makes send queues longer.
+/// The time that staging adds to a round trip: two GPU copies (15 µs each, H200), a slot request and a response over
+/// the network, and a poll by each of two workers. An estimate that is too high only makes send queues longer.
 const ADDED_ROUND_TRIP: Duration = Duration::from_micros(200);
 /// The most wake imms of one connection that can be in the completion queue: four for each slot. A slot has a slot
 /// request and a response, each with an imm. The endpoint reads the staging buffer without waiting for the imm, so a
@@ -125,7 +125,8 @@ impl Domain for StagedDomain {
             return Err(Error::new(ErrorKind::Protocol, "import", why));
         }
         if self.0.connections.of(peer).is_none_or(|connection| connection.remote_buffer().is_none()) {
-            let why = "the peer's memory is staged, but the peer has offered no staging buffer: the peer breaks the protocol, disconnect it";
+            let why = "the peer's memory is staged, but the peer has offered no staging buffer: the peer breaks the \
+                       protocol, disconnect it";
             return Err(Error::new(ErrorKind::Protocol, "import", why));
         }
         Ok(Arc::new(StagedImport(*key)))

@@ -42,9 +42,9 @@ pub(crate) struct StagedEndpoint {
     events: VecDeque<Event>,
     /// Whether anything has changed since the last poll.
     made_progress: bool,
-    /// Whether the events to be reported include an imm that arrived in a slot request. The inner device wrote the imm's
-    /// bytes directly into their region, which may have to be flushed ([`Fences`](multirail_spi::Fences)). The inner
-    /// endpoint flushes for the imms that it reports itself, but not for this one.
+    /// Whether the events to be reported include an imm that arrived in a slot request. The inner device wrote the
+    /// imm's bytes directly into their region, which may have to be flushed ([`Fences`](multirail_spi::Fences)). The
+    /// inner endpoint flushes for the imms that it reports itself, but not for this one.
     needs_flush: bool,
     /// Whether the inner device was lost.
     is_lost: bool,
@@ -120,9 +120,9 @@ impl Endpoint for StagedEndpoint {
     }
 
     fn poll(&mut self, into: &mut Completions) {
-        // Several polls of the inner endpoint take all wake imms at once, so that they do not fill the completion queue.
-        // Nothing else has to be done for a wake imm, because each poll reads the staging buffers anyway. But after a
-        // `PeerGone` the endpoint must not poll the inner endpoint before the engine has acted on that event.
+        // Several polls of the inner endpoint take all wake imms at once, so that they do not fill the completion
+        // queue. Nothing else has to be done for a wake imm, because each poll reads the staging buffers anyway. But
+        // after a `PeerGone` the endpoint must not poll the inner endpoint before the engine has acted on that event.
         for _ in 0..INNER_POLLS {
             let is_peer_gone = self.events.iter().any(|event| matches!(event, Event::PeerGone { .. }));
             if is_peer_gone || self.events.len() >= MAX_QUEUED_EVENTS || !self.poll_inner(into) {
@@ -400,8 +400,8 @@ impl StagedEndpoint {
         })
     }
 
-    /// Whether a run needs the initiator: because one end is staged, or because the peer would take its imm for the wake
-    /// imm.
+    /// Whether a run needs the initiator: because one end is staged, or because the peer would take its imm for the
+    /// wake imm.
     fn is_staged(&self, run: &WorkRequest, pieces: &[Piece]) -> bool {
         pieces.first().is_some_and(|first| self.has_staged_end(run, first)) || self.has_colliding_imm(run)
     }

@@ -5,8 +5,8 @@
 //! The steps of a slot for a write or a send:
 //!
 //! 1. If this process's memory is staged, the initiator copies the bytes into its slot.
-//! 2. The inner device transfers the bytes: to the peer's slot if the peer's memory is staged, otherwise directly to the
-//!    peer's memory.
+//! 2. The inner device transfers the bytes: to the peer's slot if the peer's memory is staged, otherwise directly to
+//! the peer's memory.
 //! 3. If the peer's memory is staged, the initiator sends a slot request, by which the target copies the bytes from its
 //!    slot into its region, and waits for the response.
 //!

@@ -16,9 +16,9 @@ use multirail_spi::{
 
 use crate::wire::{NumberedRequest, REQUEST_WORDS};
 
-/// The number of slots for each role. With 64 KiB per slot, 2 MiB are in transfer at a time. A network of 200 Gbps takes
-/// 84 µs for 2 MiB. A slot is in use for about as long: two GPU copies (15 µs each, H200) and three transfers over the
-/// network.
+/// The number of slots for each role. With 64 KiB per slot, 2 MiB are in transfer at a time. A network of 200 Gbps
+/// takes 84 µs for 2 MiB. A slot is in use for about as long: two GPU copies (15 µs each, H200) and three transfers
+/// over the network.
 pub(crate) const SLOT_COUNT: usize = 32;
 /// Bytes of a slot.
 pub(crate) const SLOT_LEN: usize = 64 << 10;
@@ -103,8 +103,8 @@ impl StagingBuffer {
     }
 
     fn lock(&self, device: &Device) -> (Option<PageLock>, Reach) {
-        // SAFETY: the memory stays mapped until the lock is dropped (see `drop`). It was registered with the inner device
-        // before it is page-locked. That is harmless, because GPUs copy from and to it only after this method.
+        // SAFETY: the memory stays mapped until the lock is dropped (see `drop`). It was registered with the inner
+        // device before it is page-locked. That is harmless, because GPUs copy from and to it only after this method.
         match unsafe { PageLock::new(device, self.memory.as_ptr(), BUFFER_LEN) } {
             Ok(lock) => (Some(lock), Reach::of_host(self.memory.as_ptr() as u64, BUFFER_LEN as u64)),
             Err(why) => {
@@ -154,8 +154,8 @@ impl StagingBuffer {
         self.word(RESPONSES_OUT + slot * RECORD_LEN).store(word, Ordering::Release);
     }
 
-    /// The peer's latest slot request for a slot; `None` while it is incomplete. All bytes that the peer wrote before the
-    /// request are visible.
+    /// The peer's latest slot request for a slot; `None` while it is incomplete. All bytes that the peer wrote before
+    /// the request are visible.
     pub(crate) fn request_in(&self, slot: usize) -> Option<NumberedRequest> {
         let words = std::array::from_fn(|index| {
             self.word(REQUESTS_IN + slot * RECORD_LEN + 8 * index).load(Ordering::Relaxed)

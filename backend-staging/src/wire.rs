@@ -12,19 +12,19 @@ use multirail_spi::staging::{SlotRequest, decode_result, encode_result};
 /// The imm of writes into a staging buffer. Any value would do.
 pub(crate) const WAKE_IMM: u32 = 0x6b6e_6f63;
 
-/// A request of the initiator for one slot.
+/// A slot request, as the initiator sends it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct NumberedRequest {
-    /// Never 0, and different from the slot's previous request. A request with the same number repeats or cancels that
-    /// request: the target serves only the first one that it sees.
+    /// The sequence number: never 0, and different from that of the slot's previous slot request. A slot request with
+    /// the same number repeats or cancels that one: the target serves only the first that it sees.
     pub sequence: u32,
     pub request: SlotRequest,
     /// The imm that the target reports once the bytes are in its region. `None` for a read.
     pub imm: Option<u32>,
 }
 
-/// Words of a request on the wire: one cache line. The last word is a checksum of the others, because the target may
-/// poll the line while the device is still writing it.
+/// Words of a slot request on the wire: one cache line. The last word is a checksum of the others, because the target
+/// may poll the line while the device is still writing it.
 pub(crate) const REQUEST_WORDS: usize = 8;
 
 impl NumberedRequest {
@@ -39,7 +39,7 @@ impl NumberedRequest {
         words
     }
 
-    /// Decodes a request. Returns `None` if the words are incomplete or invalid.
+    /// Decodes a slot request. Returns `None` if the words are incomplete or invalid.
     pub(crate) fn from_words(words: &[u64; REQUEST_WORDS]) -> Option<Self> {
         if words[REQUEST_WORDS - 1] != checksum(words) {
             return None;
@@ -63,13 +63,13 @@ fn checksum(words: &[u64; REQUEST_WORDS]) -> u64 {
     })
 }
 
-/// Encodes the response to the request with this sequence number.
+/// Encodes the response to the slot request with this sequence number.
 pub(crate) fn encode_response(sequence: u32, result: Result<(), ErrorKind>) -> u64 {
     u64::from(sequence) | u64::from(encode_result(result)) << 32
 }
 
-/// Decodes a response. Returns `None` if it belongs to a request with another sequence number, and a `Protocol` error
-/// if its result is unknown.
+/// Decodes a response. Returns `None` if it belongs to a slot request with another sequence number, and a `Protocol`
+/// error if its result is unknown.
 pub(crate) fn decode_response(word: u64, sequence: u32) -> Option<Result<(), ErrorKind>> {
     let result = decode_result((word >> 32) as u32).unwrap_or(Err(ErrorKind::Protocol));
     (word as u32 == sequence).then_some(result)

@@ -1,4 +1,4 @@
-//! The server thread of a domain: hands files to peers in other processes, and notices their deaths.
+//! The server thread of a domain: sends files to peers in other processes, and notices when those processes die.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -140,7 +140,7 @@ impl ServerLoop {
         }
     }
 
-    /// The peers in other processes whose deaths the thread watches for.
+    /// The live peers in other processes. The thread watches for their deaths.
     fn targets(&self) -> Vec<Arc<Outbound>> {
         let peers = self.state.peers.all().into_iter();
         let live = peers.filter(|(_, peer)| !peer.leaving).filter_map(|(_, peer)| peer.outbound);
@@ -161,7 +161,7 @@ impl ServerLoop {
                 Err(Errno::AGAIN) => return,
                 Err(error) => {
                     // Most likely the process is out of descriptors. The connection keeps waiting in the queue, so
-                    // that the thread must pause. Connections that have not shown a token give their descriptors
+                    // the thread must pause. Connections that have not shown a token give their descriptors
                     // back.
                     tracing::warn!(%error, "loopback: cannot accept a peer process; raise the limit of open files (ulimit -n)");
                     self.connections.retain(|connection| connection.inbound.is_some());
@@ -235,7 +235,7 @@ impl ClientConnection {
         false
     }
 
-    /// Answers a question for the region of a key.
+    /// Answers a request for the region of a key.
     fn describe_region(&self, state: &DomainState, number: u64, key: u64) -> bool {
         let Some(inbound) = &self.inbound else { return false };
         let found = match state.regions.find(key) {
@@ -277,7 +277,7 @@ impl ClientConnection {
         self.reply(&answer.reply, &answer.files())
     }
 
-    /// Answers a question for the staging buffer.
+    /// Answers a request for the staging buffer.
     fn open_staging_buffer(&self, state: &DomainState, number: u64) -> bool {
         let Some(inbound) = &self.inbound else { return false };
         let buffer = if state.staging == Staging::Never { None } else { inbound.open_staging_buffer().ok() };
@@ -304,15 +304,15 @@ impl ClientConnection {
 impl Drop for ClientConnection {
     fn drop(&mut self) {
         // If the other end has closed its socket, it has made its last access before, or it is dead. If this side
-        // closes the connection, the leases and the pidfd tell when the initiator has left.
+        // closes the connection, the leases and the pidfd show when the initiator has left.
         if let Some(inbound) = self.inbound.as_ref().filter(|_| process::is_hung_up(self.socket.as_fd())) {
             inbound.mark_initiator_gone();
         }
     }
 }
 
-/// The process of a peer. A target that closes in order says so in its segment, so that only its death needs
-/// watching.
+/// The process of a peer. A target that closes in order says so in its segment, so this side has to watch only for its
+/// death.
 fn process_of(outbound: &Outbound) -> Option<&PeerProcess> {
     match &outbound.location {
         PeerLocation::OtherProcess(connection) => Some(&connection.process),

@@ -223,8 +223,8 @@ impl BatchRunner<'_> {
 
     fn flush(&mut self) {
         if let (Some(lease), false) = (&self.lease, self.foreign.is_empty()) {
-            // SAFETY: the batch holds accepted requests only, whose local spans
-            // are valid by the contract of `post`; the lease is still held.
+            // SAFETY: the batch holds accepted requests only. Their local spans are valid by the contract of `post`;
+            // the lease is still held.
             unsafe {
                 self.foreign
                     .flush(&lease.import().target, |id, outcome| self.completions.request(id, outcome))

@@ -48,7 +48,7 @@ pub(crate) struct LoopbackEndpoint {
     posted_writes: Option<PostedWrites>,
     staged: StagedRequests,
     gpus: Gpus,
-    /// Peers that leave, and whose requests a GPU may still have.
+    /// Peers that leave while a GPU may still have requests to them.
     leaving: Vec<PeerSlot>,
     #[cfg(target_os = "linux")]
     foreign: ForeignBatch,
@@ -108,7 +108,7 @@ impl LoopbackEndpoint {
     fn run_due(&mut self) {
         let Some(mut model) = self.model.take() else { return };
         let now = self.state.setup.clock.now();
-        self.land(|writes| writes.visible(now));
+        self.move_posted_writes(|writes| writes.visible(now));
         let mut full = Vec::new();
         while let Some((request, action)) = model.next(now, &full) {
             let refused = match action {
@@ -129,8 +129,8 @@ impl LoopbackEndpoint {
             };
             self.completions.request(request.id, Err(status(refused)));
         }
-        // Owners take their memory back on the event of the loss. So the event waits until no GPU moves bytes into
-        // it.
+        // Owners may reuse their memory once the loss is reported. So the event waits until no GPU copies into that
+        // memory any more.
         if self.gpus.is_idle() && model.reports_loss() {
             // For the same reason no message may be copied into a receive any more.
             self.receives.clear();
@@ -141,8 +141,8 @@ impl LoopbackEndpoint {
         self.model = Some(model);
     }
 
-    /// If the link model makes writes visible later: completes a write, keeps its bytes back, and returns true. For
-    /// any other request, first moves the bytes that are kept back for its peer, and returns false.
+    /// If the link model makes writes visible later: completes a write, holds its bytes, and returns true. For any
+    /// other request, first moves the held bytes to its peer, and returns false.
     ///
     /// # Safety
     /// As `Endpoint::post`.
@@ -166,13 +166,13 @@ impl LoopbackEndpoint {
         }
         // An empty write without an imm is a warm-up: nothing of it arrives at the peer.
         if !is_write || request.len > 0 {
-            self.land(|writes| writes.next_to(request.peer));
+            self.move_posted_writes(|writes| writes.next_to(request.peer));
         }
         false
     }
 
     /// Moves the bytes of posted writes, which are completed already.
-    fn land(&mut self, mut next: impl FnMut(&mut PostedWrites) -> Option<PostedWrite>) {
+    fn move_posted_writes(&mut self, mut next: impl FnMut(&mut PostedWrites) -> Option<PostedWrite>) {
         let Some(mut writes) = self.posted_writes.take() else { return };
         let completions = std::mem::take(&mut self.completions);
         while let Some(mut write) = next(&mut writes) {
@@ -266,8 +266,8 @@ impl LoopbackEndpoint {
         self.completions.event(Event::PeerGone { peer: slot });
     }
 
-    /// Frees the slots of peers whose `PeerGone` the engine has handled, which it has once it polls again. If a slot
-    /// were free before, the engine could take the event for the end of the slot's next peer.
+    /// Frees the slots of the peers in `gone`. The engine has handled their `PeerGone`, because it polls again. If a
+    /// slot were free before, the engine could take the event for the end of the slot's next peer.
     fn free_slots(&mut self) {
         for slot in self.gone.drain(..) {
             if let Some(gone) = self.peers.get_mut(slot.0 as usize).and_then(Option::take) {
@@ -355,7 +355,7 @@ impl Endpoint for LoopbackEndpoint {
         let Ok(pipe) = state.wakeup.pipe() else { return Armed::Unsupported };
         pipe.clear();
         self.armed = true;
-        // A GPU wakes nobody, so that the endpoint must not sleep while a GPU has requests.
+        // A GPU does not wake the endpoint, which therefore must not sleep while a GPU has requests.
         let mut may_sleep = self.completions.is_empty()
             && self.gone.is_empty()
             && self.gpus.is_idle()

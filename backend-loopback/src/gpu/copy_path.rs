@@ -35,8 +35,8 @@ pub(super) struct CopyPath {
     len: u64,
 }
 
-/// Paths that were found, and pairs of regions that have none. A key is never used for another region, so that no
-/// entry becomes wrong.
+/// Paths that were found, and pairs of regions that have none. A key is never used for another region, so no entry
+/// becomes wrong.
 #[derive(Default)]
 pub(super) struct CopyPaths(HashMap<(u64, u64, bool), Option<CopyPath>>);
 
@@ -58,8 +58,8 @@ impl CopyPaths {
 }
 
 impl CopyPath {
-    /// Finds the GPU that copies between a request's regions, and its path, whose `queue` the caller sets. That is
-    /// the GPU of the preferred side, or the other side's if the preferred one may not access both regions. Returns
+    /// Finds the GPU that copies between a request's regions, and the path. The caller sets the path's `queue`. The GPU
+    /// is that of the preferred side, or the other side's if the preferred one may not access both regions. Returns
     /// `None` if neither may.
     pub(super) fn find(
         preferred: GpuSide,
@@ -75,7 +75,7 @@ impl CopyPath {
                 let base = start.as_ptr() as u64;
                 (base, RequestEnd::Host(Reach::of_host(base, import.len)))
             }
-            // Foreign and staged memory is not reached by a GPU.
+            // A GPU does not reach foreign and staged memory.
             _ => return Err(ErrorKind::Unsupported),
         };
         let local = match regions.local(request.lkey).ok_or(ErrorKind::InvalidRequest)? {

@@ -1,4 +1,4 @@
-//! Imms of requests whose bytes have moved, and whose peers have no room in their message rings.
+//! Imms that wait for room in the message ring of their peer. The bytes of their requests have moved already.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

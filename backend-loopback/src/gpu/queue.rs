@@ -11,13 +11,13 @@ use crate::imports::Import;
 use crate::status::status;
 
 /// For each batch that is under way, up to [`MAX_COUNTED`], the open batch waits until it has this many bytes more.
-/// Every launch keeps the link idle for 2.5 µs and takes 3.6 µs of the worker's time, so that batches must grow while
+/// Every launch keeps the link idle for 2.5 µs and takes 3.6 µs of the worker's time, so batches must grow while
 /// requests come faster than batches complete.
 const BYTES_PER_BATCH: u64 = 16 << 20;
 /// The number of batches under way from which on the open batch waits for no more bytes: for 32 MiB at most, which
 /// the link carries in 90 µs.
 const MAX_COUNTED: u64 = 2;
-/// The same number for copies within one GPU, whose memory is five times as fast as the link.
+/// The same number for copies within one GPU. Its memory is five times as fast as the link.
 const MAX_COUNTED_WITHIN: u64 = 4;
 /// An open batch that is one growing piece waits for this many bytes: the copy engine reached 0.80 of NVLink's
 /// bandwidth with pieces of 4 MiB, and 0.92 with 16 MiB.
@@ -42,7 +42,7 @@ pub(crate) struct GpuQueue {
 #[derive(Default)]
 struct GpuBatch {
     runs: Vec<IdRun>,
-    /// The imports that the batch touches, whose leases it has entered.
+    /// The imports that the batch uses. The batch has entered their leases.
     entered: Vec<Arc<Import>>,
 }
 
@@ -58,7 +58,7 @@ struct IdRun {
 }
 
 impl GpuQueue {
-    /// Opens a queue on `device`, whose kernels have `blocks` blocks together.
+    /// Opens a queue on `device`. Its kernels have `blocks` blocks together.
     pub(crate) fn open(device: &cuda::Device, blocks: u32) -> Result<Self> {
         Ok(Self {
             under_way: CopyQueue::new(device, blocks)?,
@@ -88,7 +88,7 @@ impl GpuQueue {
         touches(&self.open) || self.under_way.tags().any(touches)
     }
 
-    /// Lets no imm to that peer wait for room.
+    /// From now on, no imm to that peer waits for room.
     pub(crate) fn abort(&mut self, peer: PeerSlot) {
         for batch in self.under_way.tags_mut().chain([&mut self.open]) {
             for run in &mut batch.runs {
@@ -109,25 +109,25 @@ impl GpuQueue {
         self.within = within;
     }
 
-    /// Returns true if the import with that rkey was begun last for the open batch. The batch then has its lease.
+    /// Returns true if the open batch entered the import with that rkey last. The batch then has its lease.
     #[inline]
-    pub(crate) fn is_begun(&self, rkey: u64) -> bool {
+    pub(crate) fn has_entered_last(&self, rkey: u64) -> bool {
         self.open.entered.last().is_some_and(|last| last.rkey == rkey)
     }
 
     /// Enters the import's lease for the open batch.
-    pub(crate) fn begin(&mut self, import: &Arc<Import>) -> Result<(), ErrorKind> {
+    pub(crate) fn enter(&mut self, import: &Arc<Import>) -> Result<(), ErrorKind> {
         if let Some(kind) = self.lost {
             return Err(kind);
         }
-        if !self.is_begun(import.rkey) {
+        if !self.has_entered_last(import.rkey) {
             import.enter()?;
             self.open.entered.push(Arc::clone(import));
         }
         Ok(())
     }
 
-    /// Adds a request to the import that was begun last.
+    /// Adds a request to the import that was entered last.
     ///
     /// # Safety
     /// As [`CopyQueue::add`], for `(to, from, len)`.
@@ -140,7 +140,7 @@ impl GpuQueue {
         }
     }
 
-    /// Adds the bytes of requests whose ids [`add_ids`](Self::add_ids) adds afterwards.
+    /// Adds the bytes of requests. [`add_ids`](Self::add_ids) adds their ids afterwards.
     ///
     /// # Safety
     /// As [`add`](Self::add).
@@ -150,7 +150,7 @@ impl GpuQueue {
         unsafe { self.under_way.add(ends, reach) };
     }
 
-    /// Adds the ids of the bytes that were added last: `count` requests from `first` on, to the import that was begun
+    /// Adds the ids of the bytes that were added last: `count` requests from `first` on, to the import that was entered
     /// last.
     #[inline]
     pub(crate) fn add_ids(&mut self, first: u64, count: u32) {
@@ -242,7 +242,7 @@ impl GpuQueue {
 }
 
 impl GpuBatch {
-    /// Completes the requests, save those whose imms wait for room. Returns how many requests the batch had.
+    /// Completes the requests, except those with an imm that waits for room. Returns how many requests the batch had.
     fn complete(
         &mut self,
         outcome: Result<(), ErrorKind>,

@@ -1,7 +1,7 @@
 //! Copies to and from memory of another process, through the kernel: one call for many pieces.
 //!
 //! [`probe`](crate::other_process::vm_call::probe) has found out at the import that the kernel allows the calls. A
-//! peer's pid may belong to another program by the time of a call, so that each call checks that with a
+//! peer's pid may belong to another program by the time of a call, so each call checks that with a
 //! [`GuardPage`].
 
 use libc::iovec;
@@ -118,7 +118,7 @@ unsafe fn copy_pieces(
     if outcomes.iter().all(Result::is_ok) {
         return;
     }
-    // The pid of a dead peer may belong to a process that this one may not touch, so that the errno means nothing.
+    // The pid of a dead peer may belong to a process that this one may not access, so the errno means nothing.
     let gone = Err(status(ErrorKind::PeerDied));
     if !connection.process.is_alive() {
         outcomes.iter_mut().filter(|outcome| outcome.is_err()).for_each(|outcome| *outcome = gone);
@@ -147,7 +147,8 @@ unsafe fn run_calls(
         [local[at], remote[at]] = guard.pieces(&mut word);
         let (local, remote) = (&mut local[at..], &mut remote[at..]);
         let count = local.len() as libc::c_ulong;
-        // SAFETY: the local spans are valid by the caller, and `word` is ours; the kernel checks the others.
+        // SAFETY: the local spans are valid by the caller, and `word` is a local variable; the kernel checks the
+        // others.
         let moved = unsafe { call(pid, local.as_ptr(), count, remote.as_ptr(), count, 0) };
         match usize::try_from(moved) {
             // Another address space, with another word at the guard page's address.

@@ -112,7 +112,7 @@ impl ImportTable {
     }
 }
 
-/// An import in the hands of its owner. Dropping it removes the rkey from the table.
+/// The handle of an import, which the engine owns. Dropping it removes the rkey from the table.
 pub(crate) struct ImportHandle {
     import: Arc<Import>,
     imports: Arc<ImportTable>,

@@ -1,4 +1,4 @@
-//! Finding the way to a peer's region: this side asks the peer what a key names, and maps the region, reaches it
+//! Resolves the key of a peer's region: asks the peer which region has the key, and then maps that region, reaches it
 //! through the kernel, or stages it.
 
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::regions::Regions;
 use crate::segment::lease_table::RegionKey;
 use crate::status::{describe, status};
 
-/// Asks the target for the region of `key`, and finds the way to it.
+/// Asks the target for the region of `key`, and finds out how this side reaches it.
 pub(crate) fn resolve(
     target: &Outbound,
     key: u64,
@@ -21,7 +21,7 @@ pub(crate) fn resolve(
 ) -> Result<ResolvedRegion> {
     match &target.location {
         PeerLocation::ThisProcess { inbound, regions, staging: target_staging } => {
-            // The answer takes no time.
+            // No other process is asked, so there is nothing to wait for.
             let _ = limit;
             let regions = regions.upgrade().ok_or_else(domain_closed)?;
             in_this_process(inbound, &regions, *target_staging, key, staging)
@@ -145,7 +145,7 @@ mod other_process {
                 let region = region_at(key, len, Access::from_bits_truncate(access), location)?;
                 return Ok(ResolvedRegion { gpu_memory: Some(shared), ..region });
             }
-            _ => return Err(wrong_answer()),
+            _ => return Err(wrong_reply()),
         };
         open_staging_buffer(connection, deadline)?;
         Ok(region)
@@ -158,7 +158,7 @@ mod other_process {
         }
         let (reply, files) = query(connection, deadline, |number| ServerRequest::StagingBuffer { number })?;
         let (ServerReply::StagingBuffer { .. }, [file]) = (reply, &files[..]) else {
-            return Err(wrong_answer());
+            return Err(wrong_reply());
         };
         let buffer = Segment::map(file.as_fd())?;
         // If another thread was first, it has mapped the same file.
@@ -166,13 +166,13 @@ mod other_process {
         Ok(())
     }
 
-    /// Asks a question. An answer that refuses is an error.
+    /// Sends a request to the server. A refusal is an error.
     fn query(
         connection: &TargetConnection,
         deadline: Instant,
-        question: impl Fn(u64) -> ServerRequest,
+        request: impl Fn(u64) -> ServerRequest,
     ) -> Result<(ServerReply, Vec<OwnedFd>)> {
-        let (reply, files) = connection.query(deadline, question)?.ok_or_else(wrong_answer)?;
+        let (reply, files) = connection.query(deadline, request)?.ok_or_else(wrong_reply)?;
         let ServerReply::Refused { why, .. } = reply else { return Ok((reply, files)) };
         Err(match why {
             RefusalReason::Staging => staging_refused("only staging reaches a region of the peer"),
@@ -183,12 +183,12 @@ mod other_process {
         })
     }
 
-    fn wrong_answer() -> Error {
-        let context = "the peer's answers do not match this side's questions: connect again";
+    fn wrong_reply() -> Error {
+        let context = "the peer's replies do not match this side's requests: connect again";
         Error::new(ErrorKind::Protocol, "import", context)
     }
 
-    /// Maps a region whose file the peer has handed over.
+    /// Maps a region from the file that the peer has sent.
     fn map(key: u64, len: u64, access: Access, files: &[OwnedFd], locked: bool) -> Result<ResolvedRegion> {
         let ([file], Ok(size)) = (files, usize::try_from(len)) else {
             let context =
@@ -196,7 +196,8 @@ mod other_process {
             return Err(Error::new(ErrorKind::Protocol, "import", context));
         };
         let mapping = mapping::map("import", file.as_fd(), size, access.contains(Access::REMOTE_WRITE))?;
-        // The owner has page-locked the region, so that GPUs copy it fast. This side does too, if it uses a GPU.
+        // The owner has page-locked the region, which makes copies of GPUs faster. If this process uses a GPU, it also
+        // page-locks the region.
         let lock = if locked { gpu_memory::lock(mapping.start(), size) } else { None };
         let region = region_at(key, len, access, RegionLocation::Mapped(mapping.start()))?;
         Ok(ResolvedRegion { mapping: Some(mapping), lock, ..region })

@@ -23,7 +23,7 @@ use crate::link_model::DeviceModel;
 const SEND_DEPTH: u32 = 4096;
 /// Receives that may be posted: the depth of an EFA card's receive queue.
 const RECV_DEPTH: u32 = 8192;
-/// The beginning of a null device's offer, which tells it from the offers of other backends.
+/// The beginning of a null device's offer. The offers of other backends begin differently.
 const OFFER: &[u8] = b"MRNULL1";
 
 /// The peers of a null domain. The control side changes them, and the endpoint reads them.
@@ -42,7 +42,7 @@ pub(super) struct NullPeers {
 #[derive(Default)]
 pub(super) struct NullState {
     pub(super) peers: Mutex<NullPeers>,
-    /// True if `peers` has changed since the endpoint read it, so that most polls need no lock.
+    /// True if `peers` has changed since the endpoint read it. Most polls need no lock because of it.
     pub(super) changed: AtomicBool,
     /// True while an endpoint is open.
     pub(super) endpoint_open: AtomicBool,

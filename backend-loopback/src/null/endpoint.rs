@@ -83,12 +83,12 @@ impl NullEndpoint {
     fn run_due(&mut self) {
         let Some(model) = &mut self.model else { return };
         let now = self.clock.now();
-        while let Some((request, verdict)) = model.next(now, &[]) {
-            if let (DueAction::Run, Some((port, _))) = (verdict, self.ports.get(&request.peer)) {
+        while let Some((request, action)) = model.next(now, &[]) {
+            if let (DueAction::Run, Some((port, _))) = (action, self.ports.get(&request.peer)) {
                 self.in_switch.push(port.receive(request.len, now), &request);
                 continue;
             }
-            self.completions.push_back(match verdict {
+            self.completions.push_back(match action {
                 DueAction::Run => Event::Done { first: request.id, count: 1 },
                 DueAction::Fail => failed(request.id, ErrorKind::Io),
                 DueAction::DeviceLost => failed(request.id, ErrorKind::DeviceLost),

@@ -39,7 +39,7 @@ impl Switch {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<u64, Arc<SwitchPort>>> {
-        // No holder of the lock panics in the middle of a change, so that poison means nothing.
+        // No holder of the lock panics in the middle of a change, so the table is consistent even if it is poisoned.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

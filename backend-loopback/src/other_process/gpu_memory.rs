@@ -7,20 +7,20 @@ use multirail_spi::{Error, ErrorKind, Memory, Result};
 
 use super::protocol::{RefusalReason, ServerReply};
 
-/// The owner's answer, and the file that it sends along.
+/// The owner's reply, and the file that the server sends with it.
 pub(crate) struct GpuReply {
     pub(crate) reply: ServerReply,
     file: Option<OwnedFd>,
 }
 
 impl GpuReply {
-    /// The file to send along, if there is one.
+    /// The file to send with the reply, if there is one.
     pub(crate) fn files(&self) -> Vec<BorrowedFd<'_>> {
         self.file.iter().map(AsFd::as_fd).collect()
     }
 }
 
-/// Owner: the answer to question `number`, about `memory` of a GPU.
+/// Owner: the reply to request `number`, for `memory` of a GPU.
 pub(crate) fn describe(number: u64, memory: &dyn Memory, access: u32) -> GpuReply {
     let share = match ExportedMemory::of(memory.as_ptr() as u64, memory.len()) {
         Ok(share) => share,

@@ -1,9 +1,9 @@
 //! Peers in other processes of this host, Linux only: the initiator's end of a connection to such a peer.
 //!
-//! A [`TargetConnection`] asks a target's server by the [`protocol`], and gets files. [`process`] identifies the process
-//! at the other end of a socket. [`vm_call`] has the kernel's calls on memory of another process; a [`guard_page`] makes
-//! sure that a call reaches the right process, and [`ptrace_diagnosis`] finds out why the kernel refuses. [`gpu_memory`]
-//! shares memory of GPUs between processes.
+//! A [`TargetConnection`] asks a target's server by the [`protocol`], and gets files. [`process`] identifies the
+//! process at the other end of a socket. [`vm_call`] has the kernel's calls on memory of another process; a
+//! [`guard_page`] makes sure that a call reaches the right process, and [`ptrace_diagnosis`] finds out why the kernel
+//! refuses. [`gpu_memory`] shares memory of GPUs between processes.
 
 pub(crate) mod gpu_memory;
 mod guard_page;
@@ -33,10 +33,11 @@ use timed_lock::TimedLock;
 /// The longest time that a peer may take to answer while this side connects.
 const CONNECT_LIMIT: Duration = Duration::from_secs(2);
 
-/// Answers to earlier questions, whose callers gave up, that are skipped before the right one.
-const MAX_STALE_ANSWERS: usize = 64;
+/// The most replies to earlier requests that are skipped before the right one. The callers of those requests have given
+/// up.
+const MAX_STALE_REPLIES: usize = 64;
 
-/// A connection to a target: its segment, the handle that wakes it, and a socket for questions.
+/// A connection to a target: its segment, the handle that wakes it, and a socket for requests to its server.
 pub(crate) struct TargetConnection {
     pub(crate) segment: Segment,
     pub(crate) wakeup: WakeupHandle,
@@ -44,8 +45,8 @@ pub(crate) struct TargetConnection {
     /// For regions that only the peer can reach. Mapped at the first import of one.
     pub(crate) staging_buffer: OnceLock<Segment<SharedStagingBuffer>>,
     socket: OwnedFd,
-    /// One question at a time is under way. Its lock's number is the question's.
-    questions: TimedLock,
+    /// Held while a request to the server is under way. The number of the holder is the number of its request.
+    request_lock: TimedLock,
 }
 
 impl TargetConnection {
@@ -84,7 +85,8 @@ impl TargetConnection {
             }
         }
         let Ok([file, wakeup]) = <[OwnedFd; 2]>::try_from(files) else {
-            let context = "the peer did not hand over its segment and wakeup handle: the peer breaks the protocol, disconnect it";
+            let context = "the peer did not hand over its segment and wakeup handle: the peer breaks the protocol, \
+                           disconnect it";
             return Err(Error::new(ErrorKind::Protocol, "connect", context));
         };
         let segment = Segment::map(file.as_fd())?;
@@ -96,24 +98,24 @@ impl TargetConnection {
             process,
             staging_buffer: OnceLock::new(),
             socket,
-            questions: TimedLock::default(),
+            request_lock: TimedLock::default(),
         })
     }
 
-    /// Asks one question and waits for its answer until `deadline`. `question` gets the number to send along. Returns
-    /// `None` if the peer sends too many other answers.
+    /// Sends one request to the server and waits for the reply until `deadline`. `request` makes the request from its
+    /// number. Returns `None` if the peer sends too many replies to other requests.
     pub(crate) fn query(
         &self,
         deadline: Instant,
-        question: impl Fn(u64) -> ServerRequest,
+        request: impl Fn(u64) -> ServerRequest,
     ) -> Result<Option<(ServerReply, Vec<OwnedFd>)>> {
         let fail = |e: Errno| Error::os("import", "asking the peer for its region", e);
         let socket = &self.socket;
-        let lock = self.questions.lock(deadline).ok_or(Errno::TIMEDOUT).map_err(fail)?;
-        let request = question(lock.number);
+        let lock = self.request_lock.lock(deadline).ok_or(Errno::TIMEDOUT).map_err(fail)?;
+        let request = request(lock.number);
         within(socket, deadline, || protocol::send(socket, &request, &[], SendFlags::empty()))
             .map_err(fail)?;
-        for _ in 0..MAX_STALE_ANSWERS {
+        for _ in 0..MAX_STALE_REPLIES {
             let (reply, files) =
                 within(socket, deadline, || protocol::receive::<ServerReply>(socket, RecvFlags::empty()))
                     .map_err(fail)?;
@@ -132,7 +134,7 @@ pub(crate) fn short_of_memory(operation: &'static str) -> Error {
     Error::new(ErrorKind::Exhausted, operation, context)
 }
 
-/// Runs `call`, which waits on `socket`, until `deadline` and no longer. Runs it again when a signal interrupts it.
+/// Runs `call`, which waits on `socket`, for no longer than until `deadline`. Runs it again if a signal interrupts it.
 fn within<T>(
     socket: &OwnedFd,
     deadline: Instant,

@@ -61,8 +61,8 @@ impl PeerProcess {
     }
 }
 
-/// What a target knows about itself that decides which processes may use its memory. Peers put it into error
-/// messages, and decide nothing by it.
+/// Facts that a target reports about itself, and that decide which processes may use its memory. Peers use them for
+/// error messages alone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct PtraceHints {
     /// The errno of its own PR_SET_PTRACER. 0 if that succeeded.
@@ -140,7 +140,7 @@ pub(crate) fn is_ready(fd: BorrowedFd<'_>, wanted: PollFlags) -> bool {
 fn credentials(socket: BorrowedFd<'_>) -> std::io::Result<libc::ucred> {
     let mut credentials = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
     let mut len = size_of::<libc::ucred>() as libc::socklen_t;
-    // SAFETY: the option writes at most `len` bytes of a `ucred` that is ours.
+    // SAFETY: the option writes at most `len` bytes of a `ucred` of this function.
     let result = unsafe {
         let into = (&raw mut credentials).cast();
         libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, into, &raw mut len)

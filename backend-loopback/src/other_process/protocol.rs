@@ -1,4 +1,4 @@
-//! The protocol between an initiator and a target's server: one packet per question and per answer, with files.
+//! The protocol between an initiator and a target's server: one packet per request and per reply, with files.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -19,18 +19,19 @@ use crate::offer::OfferToken;
 /// The version of the protocol. The first packet carries it.
 pub(crate) const VERSION: u16 = 5;
 
-/// The questions of an initiator.
+/// The requests of an initiator to the target's server.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum ServerRequest {
-    /// Asks for admission. The answer is [`ServerReply::Welcome`] with the files of the segment and the wakeup handle.
+    /// Asks for admission. The reply is [`ServerReply::Welcome`] with the files of the segment and the wakeup handle.
     Hello { version: u16, token: OfferToken },
-    /// Asks for the region of a key. The answer has the same `number`.
+    /// Asks for the region of a key. The reply has the same `number`.
     Region { number: u64, key: u64 },
     /// Asks for the staging buffer, since the initiator cannot reach a region itself.
     StagingBuffer { number: u64 },
 }
 
-/// The answers of a target. Variants keep their positions, so that a peer of another version can read its refusal.
+/// The replies of a target's server. Variants keep their positions, so that a peer of another version can read its
+/// refusal.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum ServerReply {
     Welcome,
@@ -71,7 +72,7 @@ pub(crate) enum ServerReply {
 }
 
 impl ServerReply {
-    /// The number of the question. A welcome has none.
+    /// The number of the request. A welcome has none.
     pub(crate) fn number(&self) -> Option<u64> {
         match self {
             Self::Welcome => None,

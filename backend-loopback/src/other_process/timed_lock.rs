@@ -1,9 +1,9 @@
-//! A lock for which a caller waits no longer than until its deadline.
+//! A lock that a caller waits for until a deadline.
 
 use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::Instant;
 
-/// A lock whose holders are numbered.
+/// A lock that numbers its holders.
 #[derive(Default)]
 pub(crate) struct TimedLock {
     state: Mutex<LockState>,

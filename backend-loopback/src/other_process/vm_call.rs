@@ -39,7 +39,7 @@ impl VmCall {
             Self::Read => libc::process_vm_readv,
             Self::Write => libc::process_vm_writev,
         };
-        // SAFETY: the local byte is ours; the kernel checks the remote address.
+        // SAFETY: the local byte is this function's; the kernel checks the remote address.
         let moved = unsafe { call(pid.as_raw_nonzero().get(), &raw const local, 1, &raw const remote, 1, 0) };
         match std::io::Error::last_os_error().raw_os_error() {
             Some(code) if moved < 0 && errno_status(code).kind == ErrorKind::Permission => Err(code),

@@ -1,4 +1,5 @@
-//! The table of registered memory: who owns a region, who may touch it, and when its memory may be freed.
+//! The table of registered memory. It knows the owner of each region, the peers that may access it, and when its memory
+//! may be freed.
 
 mod deferred_free;
 mod region_handle;
@@ -14,7 +15,7 @@ use crate::segment::lease_table::{DEVICE_MEMORY, Lease, REGION_SLOTS, RegionKey}
 use deferred_free::DeferredFree;
 pub(crate) use region_handle::RegionHandle;
 
-/// All regions of a domain, and the peers whose leases guard them.
+/// All regions of a domain, and all peers that have leases on them.
 #[derive(Default)]
 pub(crate) struct Regions {
     table: Mutex<RegionTable>,
@@ -27,7 +28,7 @@ struct RegionTable {
     slots: Vec<RegionSlot>,
     free: Vec<u32>,
     peers: Vec<LeaseHolder>,
-    /// Slots whose owner has dropped the region while an initiator was still inside.
+    /// Slots of regions that were dropped while an initiator was still inside.
     retired: Vec<u32>,
 }
 
@@ -234,7 +235,7 @@ impl Regions {
     pub(crate) fn enter(&self, request: &SlotRequest) -> Result<StagedRange<'_>, ErrorKind> {
         let found = self.find(request.key)?;
         let is_allowed = request.is_allowed(found.access, found.memory.len() as u64);
-        // The CPU copies staged bytes, and cannot follow addresses of device memory.
+        // The CPU copies staged bytes, and cannot use addresses of device memory.
         if !is_allowed || found.memory.kind() != MemoryKind::Host {
             return Err(ErrorKind::RemoteAccess);
         }

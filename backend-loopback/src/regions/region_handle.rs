@@ -1,4 +1,4 @@
-//! A registered region in the hands of its owner.
+//! The handle of a registered region, which the engine owns.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ pub(crate) struct RegionHandle {
     regions: Arc<Regions>,
     key: RegionKey,
     len: u64,
-    /// The region is in device memory, whose addresses the CPU cannot follow.
+    /// The region is in device memory: the CPU cannot use its addresses.
     in_device_memory: bool,
     closed: AtomicBool,
     quiescent: AtomicBool,

@@ -95,7 +95,7 @@ mod tests {
         assert!(map("test", file, 4999, true).is_err());
         assert!(map("test", file, 8192, true).is_err());
         let mapping = map("test", file, 5000, true).unwrap();
-        // SAFETY: in bounds of two mappings of one file; nobody else has them.
+        // SAFETY: in bounds of two mappings of one file; nothing else uses them.
         unsafe {
             mapping.start().as_ptr().add(4999).write(7);
             assert_eq!(buffer.as_ptr().add(4999).read(), 7);

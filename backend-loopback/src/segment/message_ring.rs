@@ -112,7 +112,7 @@ pub(crate) struct WaitingMessage {
     payload: u32,
 }
 
-/// The receiving side's own state, which is never in shared memory.
+/// The state of the receiving side. It is never in shared memory.
 #[derive(Debug, Default)]
 pub(crate) struct RingReceiver {
     head: u64,
@@ -147,7 +147,7 @@ impl RingReceiver {
     /// Copies that message to `into` and frees its payload.
     ///
     /// # Safety
-    /// `len` bytes from `into` are writable and nobody else's.
+    /// `len` bytes from `into` are writable, and nothing else accesses them.
     pub(crate) unsafe fn take_message(&mut self, layout: &ConnectionLayout, into: *mut u8, len: usize) {
         let Some(message) = self.waiting.pop_front() else { return };
         let strategy = strategy(len as u64, Locality::Auto);

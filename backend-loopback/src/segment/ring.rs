@@ -59,7 +59,7 @@ pub(crate) type RingEntry = [u64; 2];
 /// loop.
 const ATTEMPTS: usize = 1 << 10;
 
-/// A view of a ring whose memory is elsewhere, usually in a segment.
+/// A ring. Its memory is elsewhere, usually in a segment.
 pub(crate) struct Ring<'a, W, const N: usize> {
     tail: &'a W,
     cells: &'a [Cell<W>; N],

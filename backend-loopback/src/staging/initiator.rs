@@ -1,7 +1,7 @@
 //! The initiator's end of staging: the staged work requests to one peer. Each slot carries a part of one of them.
 //!
-//! A work request is done when the target has responded to its last slot, so that `Delivered` holds. The initiator sends
-//! the imm after that.
+//! A work request is done when the target has responded to its last slot: its bytes are delivered then. After that the
+//! initiator sends the imm.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -48,8 +48,8 @@ impl StagingInitiator {
         self.queue.len()
     }
 
-    /// Reads responses, completes work requests and fills slots. Returns the kind of a work request for which the peer's
-    /// message ring has no room.
+    /// Reads responses, completes work requests and fills slots. Returns the kind of a work request for which the
+    /// peer's message ring has no room.
     pub(super) fn advance(&mut self, completions: &mut CompletionQueue) -> Option<WorkKind> {
         if self.queue.is_empty() {
             return None;
@@ -64,7 +64,7 @@ impl StagingInitiator {
         blocked
     }
 
-    /// Fails all work requests with `kind`: those whose slots the target has taken when it is done, the others at once.
+    /// Fails all work requests with `kind`: at once, or when the target is done with the slots that it has taken.
     pub(super) fn stop(&mut self, kind: ErrorKind, completions: &mut CompletionQueue) {
         self.read_responses();
         self.take_back_slots();
@@ -153,7 +153,7 @@ impl StagingInitiator {
                 let from = posted.local.wrapping_add(content.offset as usize);
                 let to = buffer.bytes(self.cursor.head);
                 // SAFETY: the local span is valid by the contract of `post`, `len` is within it and a slot; a free slot
-                // is ours, and the buffer stays mapped with `target`.
+                // belongs to this side, and the buffer stays mapped with `target`.
                 unsafe { copy::copy(CopyStrategy::Plain, to, from, content.len as usize) };
             }
             let offset = posted.remote + content.offset;
@@ -166,8 +166,8 @@ impl StagingInitiator {
         }
     }
 
-    /// Takes back the slots that the target has not taken. Starts with the last one, since the target takes slots
-    /// from the first one on: the slots that it has taken stay consecutive.
+    /// Takes back the slots that the target has not taken, from the last one on. The target takes slots from the first
+    /// one on, so the slots that it has taken stay consecutive.
     fn take_back_slots(&mut self) {
         let Some(buffer) = self.target.staging_buffer() else { return };
         while let Some(content) = self.slots.back()

@@ -30,7 +30,7 @@ fn slots_carry_bytes_both_ways() {
     let buffer = buffer.content();
     let (memory, key) = region(&regions, 100, Access::REMOTE_READ | Access::REMOTE_WRITE);
     let request = write_request(key, 90, 10);
-    // SAFETY: slots hold more than ten bytes, and nobody else has this buffer.
+    // SAFETY: slots hold more than ten bytes, and only this test has the buffer.
     unsafe { buffer.bytes(0).write_bytes(7, 10) };
     buffer.post(0, &request);
     buffer.post(1, &SlotRequest { kind: SlotRequestKind::Read, offset: 89, len: 2, ..request });

@@ -61,7 +61,7 @@ fn pages_of_any_size_and_place() {
     }
 }
 
-/// Operations between several regions, with pages of two sizes, and reads. This thread drives the fabric, so that all
+/// Operations between several regions, with pages of two sizes, and reads. This thread drives the fabric, so all
 /// operations are under way before the first batch is launched, and those of one GPU share a batch.
 fn operations_share_batches() {
     const COUNT: u32 = 2000;
@@ -73,7 +73,7 @@ fn operations_share_batches() {
         let other = region(&pair.here, memories.0, PART, Access::LOCAL);
         other.copy_in(0, &content_here[PART..2 * PART]).unwrap();
         target.copy_in(2 * PART, &content_here[..PART]).unwrap();
-        // The source pages are in order and the target pages in reverse order, so that no two pages are joined.
+        // The source pages are in order and the target pages in reverse order, so no two pages are joined.
         let pages = |first, order: Vec<u32>| Pages::new(order).stride(4096).offset(first);
         let (from, order) = (pages(0, (0..COUNT).collect()), || (0..COUNT).rev().collect());
         let mut ops = [

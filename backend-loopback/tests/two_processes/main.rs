@@ -340,8 +340,8 @@ fn page_faults(run: impl FnOnce()) -> u64 {
     taken() - before
 }
 
-/// Memory that was warmed up takes no page fault at its first use. The test counts page faults, and measures no time. It
-/// takes the best of several tries, because the kernel may take a page back at any time.
+/// Memory that was warmed up takes no page fault at its first use. The test counts page faults, and measures no time.
+/// It takes the best of several tries, because the kernel may take a page back at any time.
 fn warm_memory_takes_no_page_fault() {
     const TRIES: usize = 3;
     let mut a = node(LoopbackConfig::default(), 1);

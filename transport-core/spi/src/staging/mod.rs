@@ -1,9 +1,9 @@
 //! The slot protocol of staging, which `backend-staging` and loopback's own staging share.
 //!
 //! The *initiator* posts a work request; the *target* owns the region. The initiator cuts the work request's bytes into
-//! parts that fit a slot of a staging buffer ([`StagedWorkQueue`]), and asks the target by one [`SlotRequest`] for each slot to
-//! copy between that slot and the region. The target answers each request with a result ([`encode_result`]). Then the
-//! slot is free again.
+//! parts that fit a slot of a staging buffer ([`StagedWorkQueue`]), and asks the target by one [`SlotRequest`] for each
+//! slot to copy between that slot and the region. The target answers each request with a result ([`encode_result`]).
+//! Then the slot is free again.
 //!
 //! Each backend chooses its own slots, and its own way to hand a slot to the other process:
 //!

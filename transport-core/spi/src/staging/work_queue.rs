@@ -63,7 +63,8 @@ impl<T> Default for StagedWorkQueue<T> {
 }
 
 impl<T> StagedWorkQueue<T> {
-    /// Adds a work request. `needs_empty_slot` says whether a slot has to carry its imm, or stand for its missing bytes.
+    /// Adds a work request. `needs_empty_slot` is true if its imm is sent by a slot, or if it takes a slot although it has
+    /// no bytes.
     pub fn push(&mut self, posted: &WorkRequest, extra: T, needs_empty_slot: bool) {
         self.queue.push_back(StagedWork {
             posted: *posted,
