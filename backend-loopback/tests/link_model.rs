@@ -149,7 +149,7 @@ fn a_worker_posts_again_after_a_burst() {
     let ops: Vec<_> = (0..50).map(|_| to_b.write_imm(1).unwrap()).collect();
     // The longer bursts are longer than a worker spins, so it sleeps in them.
     ops.into_iter().for_each(|mut op| assert_eq!(op.wait(limit::HANG).unwrap().bytes, 0));
-    to_a.imm(1).expect(50).wait(SOON).unwrap();
+    to_a.imm(1).expect(50).wait(TIME_LIMIT).unwrap();
 }
 
 #[test]

@@ -25,7 +25,7 @@ fn pair() -> (TestNode, TestNode, PeerSlot, PeerSlot) {
 
 /// Polls both nodes until a has `count` events.
 fn both(a: &mut TestNode, b: &mut TestNode, count: usize) -> (Vec<Event>, Vec<Event>) {
-    let (mut ours, mut theirs, mut limit) = (Vec::new(), Vec::new(), Limit::of(SOON));
+    let (mut ours, mut theirs, mut limit) = (Vec::new(), Vec::new(), Limit::of(TIME_LIMIT));
     while total(&ours) < count {
         theirs.extend(b.poll());
         ours.extend(a.poll());
@@ -61,7 +61,7 @@ fn whole_regions_are_written_and_read() {
     assert_eq!(a.post(&[all]).accepted, 1);
     assert!(a.poll().is_empty() && target.byte(0) == 0, "the target has not moved yet");
     // When b gets the imm, all bytes have arrived.
-    let (mut heard, mut limit) = (Vec::new(), Limit::of(SOON));
+    let (mut heard, mut limit) = (Vec::new(), Limit::of(TIME_LIMIT));
     while heard.is_empty() {
         heard = b.poll();
         if heard.is_empty() {

@@ -9,7 +9,7 @@ use multirail_loopback::{Loopback, LoopbackConfig};
 use multirail_spi::{Access, Error, HostBuffer, Memory, VirtualClock, copy::CopyStrategy, *};
 
 pub const BOTH: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
-pub const SOON: Duration = limit::HANG;
+pub const TIME_LIMIT: Duration = limit::HANG;
 
 pub struct TestNode {
     pub domain: Arc<dyn Domain>,
@@ -90,7 +90,7 @@ impl TestNode {
 
     /// Polls until there are `count` events. Each request that is done counts as one.
     pub fn wait(&mut self, count: usize) -> Vec<Event> {
-        let (mut events, mut limit) = (Vec::new(), Limit::of(SOON));
+        let (mut events, mut limit) = (Vec::new(), Limit::of(TIME_LIMIT));
         while total(&events) < count {
             events.extend(self.poll());
             assert!(!limit.is_over(), "got only {events:?}");

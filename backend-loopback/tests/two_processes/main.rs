@@ -100,7 +100,7 @@ fn processes_reach_each_other_and_leave_nothing_behind() {
     a_peer_that_became_another_program_is_gone();
     warm_memory_takes_no_page_fault();
     // The kernel lists a joined thread for a moment longer.
-    let mut limit = Limit::of(SOON);
+    let mut limit = Limit::of(TIME_LIMIT);
     while count("task") > threads && !limit.is_over() {
         std::thread::yield_now();
     }
@@ -257,7 +257,7 @@ fn a_killed_writer_keeps_no_region_busy() {
         }
         let import = a.try_import(peer.slot, peer.foreign).unwrap();
         peer.child.kill().unwrap();
-        let mut limit = Limit::of(SOON);
+        let mut limit = Limit::of(TIME_LIMIT);
         while target.region.revoke().is_pending() {
             pending += 1;
             assert!(!limit.is_over(), "a dead writer keeps the region busy");
@@ -311,7 +311,7 @@ fn unauthenticated_connections_are_dropped() {
             socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
         connect(&socket, &address).unwrap();
         send(&socket, garbage, SendFlags::NOSIGNAL).unwrap();
-        sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(SOON)).unwrap();
+        sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(TIME_LIMIT)).unwrap();
         let mut answer = [0; 200];
         let end = loop {
             match recv(&socket, &mut answer, RecvFlags::empty()) {
