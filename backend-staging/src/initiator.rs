@@ -1,12 +1,12 @@
 //! The initiator of a connection: the engine's work requests to one peer for which this process's memory, the peer's,
-//! or both are staged. The initiator cuts each work request into parts that fit a slot. To *copy* means here: by this
-//! process's processor or GPU; the inner device *transfers*.
+//! or both are staged. The initiator cuts each work request into parts that fit a slot. In this file, to *copy* is to
+//! copy within a process, by its processor or GPU; to *transfer* is to move bytes by the inner device.
 //!
 //! The steps of a slot for a write or a send:
 //!
 //! 1. If this process's memory is staged, the initiator copies the bytes into its slot.
 //! 2. The inner device transfers the bytes: to the peer's slot if the peer's memory is staged, otherwise directly to
-//! the peer's memory.
+//!    the peer's memory.
 //! 3. If the peer's memory is staged, the initiator sends a slot request, by which the target copies the bytes from its
 //!    slot into its region, and waits for the response.
 //!
