@@ -6,7 +6,8 @@ use multirail_spi::{Error, ErrorKind, Result};
 
 use crate::{BatchCopier, Device, Reach};
 
-/// A [`BatchCopier`] that keeps a tag with each launched batch: the caller's account of what completes with the batch.
+/// A [`BatchCopier`] that keeps a tag with each launched batch. The tag says what completes with the batch. One thread
+/// drives the queue.
 pub struct CopyQueue<T> {
     /// Dropped first: its destructor waits for all copies that are under way. A tag may keep the memory allocated that
     /// its batch uses.
