@@ -1,4 +1,4 @@
-//! The backend, whose devices exist only by name.
+//! The backend. Its devices are names without hardware.
 
 use std::sync::Arc;
 

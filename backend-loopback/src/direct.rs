@@ -5,12 +5,11 @@ use std::sync::Arc;
 
 use multirail_spi::{Direct, Error, ErrorKind, RemoteMemory, Result, WorkKind, WorkRequest};
 
-use crate::error_text::describe;
 use crate::gpu;
 use crate::imports::{Import, ImportHandle, RegionLocation, ScopedLease, copy_mapped};
 use crate::outbound::Outbound;
 use crate::segment::message_ring;
-use crate::status::status;
+use crate::status::{describe, status};
 
 /// Bytes of the largest write or read in the calling thread. Handing a request to the worker costs 1.5 µs when the
 /// worker spins, for cache lines that move between cores, and 16 µs when it sleeps. A copy of 1 MiB takes 23 µs with

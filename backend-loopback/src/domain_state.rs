@@ -7,10 +7,10 @@ use std::sync::{Arc, Mutex, Weak};
 use multirail_spi::{Capabilities, DomainSetup, Result, Staging};
 
 use crate::gpu::GpuConfig;
-use crate::imports::Imports;
+use crate::imports::ImportTable;
 use crate::inbound::Inbound;
 use crate::link_model::LinkModel;
-use crate::offer::Token;
+use crate::offer::OfferToken;
 use crate::peer_table::PeerTable;
 use crate::regions::Regions;
 use crate::wakeup::Wakeup;
@@ -26,7 +26,7 @@ pub(crate) struct DomainState {
     pub(crate) gpus: GpuConfig,
     pub(crate) peers: PeerTable,
     pub(crate) regions: Arc<Regions>,
-    pub(crate) imports: Arc<Imports>,
+    pub(crate) imports: Arc<ImportTable>,
     pub(crate) wakeup: Arc<Wakeup>,
     pub(crate) staging: Staging,
     /// True while an endpoint is open, which then reports `PeerGone` and frees the slots of peers.
@@ -63,7 +63,7 @@ impl DomainState {
     ///
     /// # Errors
     /// `Exhausted` if there is no memory for the segment.
-    pub(crate) fn admit(&self, token: &Token) -> Result<Option<Arc<Inbound>>> {
+    pub(crate) fn admit(&self, token: &OfferToken) -> Result<Option<Arc<Inbound>>> {
         let Some(inbound) = self.peers.by_token(token).filter(|inbound| inbound.claim()) else {
             return Ok(None);
         };

@@ -5,13 +5,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use multirail_spi::{Access, HostBuffer, Memory};
 
-use crate::offer::Offer;
-use crate::other_process::protocol::{Reply, Request, parse};
+use crate::offer::LoopbackOffer;
+use crate::other_process::protocol::{ServerReply, ServerRequest, parse};
 use crate::regions::Regions;
 use crate::segment::message_ring::{MAX_MESSAGE, PAYLOADS, RING_ENTRIES, RingReceiver};
-use crate::segment::staging_buffer::StagingBuffer;
+use crate::segment::staging_buffer::SharedStagingBuffer;
 use crate::segment::{ConnectionLayout, Segment};
-use crate::staging::target::serve;
+use crate::staging::serve;
 
 /// Bytes of one step of [`message_ring`] and [`staging_buffer`]: a position and a value.
 const STEP: usize = 10;
@@ -20,22 +20,22 @@ const STAGED: usize = 4096;
 
 /// A peer's offer.
 pub fn offer(bytes: &[u8]) {
-    if let Ok(offer) = Offer::parse(bytes) {
-        let again = Offer::parse(&offer.to_bytes().expect("what was read can be written"));
+    if let Ok(offer) = LoopbackOffer::parse(bytes) {
+        let again = LoopbackOffer::parse(&offer.to_bytes().expect("what was read can be written"));
         assert_eq!(again.expect("what was written can be read"), offer);
     }
 }
 
 /// Packets of the server's socket, from either side.
 pub fn packet(bytes: &[u8]) {
-    let _ = parse::<Request>(bytes);
-    let _ = parse::<Reply>(bytes);
+    let _ = parse::<ServerRequest>(bytes);
+    let _ = parse::<ServerReply>(bytes);
 }
 
 /// A peer that stores any value anywhere in a staging buffer. The target serves it, and no byte of a region changes
 /// that the peer may not write.
 pub fn staging_buffer(bytes: &[u8]) {
-    let buffer = Segment::<StagingBuffer>::create().expect("a segment");
+    let buffer = Segment::<SharedStagingBuffer>::create().expect("a segment");
     let (buffer, regions) = (buffer.content(), Regions::default());
     let open = |access| {
         let memory = Arc::new(HostBuffer::new(STAGED).expect("memory"));
@@ -62,7 +62,7 @@ pub fn staging_buffer(bytes: &[u8]) {
         at += serve(buffer, at, &regions).0;
     }
     let mut bytes = vec![0; STAGED];
-    // SAFETY: both are `STAGED` bytes, and nobody else's any more.
+    // SAFETY: both are `STAGED` bytes, and nothing else uses them any more.
     unsafe { untouched.as_ptr().copy_to_nonoverlapping(bytes.as_mut_ptr(), STAGED) };
     assert!(bytes.iter().all(|byte| *byte == 0), "a region that is not writable was written");
 }
@@ -90,7 +90,7 @@ pub fn message_ring(bytes: &[u8]) {
         while let Some(message) = receiver.next_message() {
             messages += 1;
             assert!(messages <= PAYLOADS && message.len <= MAX_MESSAGE);
-            // SAFETY: `into` is `MAX_MESSAGE` bytes and ours.
+            // SAFETY: `into` has `MAX_MESSAGE` bytes, and is this function's.
             unsafe { receiver.take_message(layout, into.as_mut_ptr(), message.len) };
         }
     }

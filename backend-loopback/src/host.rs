@@ -3,10 +3,10 @@
 use multirail_spi::{Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
 
-/// Two processes whose `Host` is equal can share memory, and can name each other by process id. The default value
-/// stands for no host.
+/// Two processes whose `HostIdentity` is equal can share memory, and can name each other by process id. The default
+/// value stands for no host.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Host {
+pub(crate) struct HostIdentity {
     /// The kernel's random boot id. Zero if the system has none.
     pub(crate) boot: u128,
     /// The pid namespace: a pid has a meaning only in its own one.
@@ -17,7 +17,7 @@ pub(crate) struct Host {
     pub(crate) user: u32,
 }
 
-impl Host {
+impl HostIdentity {
     /// The host of this process.
     pub(crate) fn here() -> Self {
         Self { boot: boot(), pids: namespace("pid"), network: namespace("net"), user: user() }
@@ -92,10 +92,12 @@ mod tests {
 
     #[test]
     fn obstacles_are_named() {
-        let here = Host::here();
-        assert_eq!(here.obstacle(&Host::here()), None);
-        assert!(here.obstacle(&Host { boot: !here.boot, ..here }).unwrap().contains("another host"));
-        assert!(here.obstacle(&Host { pids: 1, ..here }).unwrap().contains("pid namespace"));
-        assert!(here.obstacle(&Host { user: here.user ^ 1, ..here }).unwrap().contains("another user"));
+        let here = HostIdentity::here();
+        assert_eq!(here.obstacle(&HostIdentity::here()), None);
+        assert!(here.obstacle(&HostIdentity { boot: !here.boot, ..here }).unwrap().contains("another host"));
+        assert!(here.obstacle(&HostIdentity { pids: 1, ..here }).unwrap().contains("pid namespace"));
+        assert!(
+            here.obstacle(&HostIdentity { user: here.user ^ 1, ..here }).unwrap().contains("another user")
+        );
     }
 }

@@ -1,40 +1,41 @@
-//! The target's half of a connection: what a peer may do in this domain.
+//! The target's half of a connection: a peer's access to this domain.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use multirail_spi::Result;
 
-use crate::offer::Token;
+use crate::offer::OfferToken;
 use crate::segment::lease_table::Lease;
 use crate::segment::message_ring::RingReceiver;
-use crate::segment::staging_buffer::StagingBuffer;
+use crate::segment::staging_buffer::SharedStagingBuffer;
 use crate::segment::{ConnectionLayout, Segment};
 use crate::wakeup::Wakeup;
 
-/// The segment that this domain made for a peer, and what it knows of the peer. The peer is the initiator here.
+/// The segment that this domain made for a peer, and the state of the connection. The peer is the initiator of this
+/// half.
 pub(crate) struct Inbound {
     segment: Segment,
     wakeup: Arc<Wakeup>,
-    pub(crate) token: Token,
-    /// The number of leases, from the first on, among which are all that were ever opened.
+    pub(crate) token: OfferToken,
+    /// No lease with this index or a greater one was ever opened.
     leases: AtomicUsize,
     claimed: AtomicBool,
     closed: AtomicBool,
     initiator_gone: AtomicBool,
     receiver: Mutex<Option<RingReceiver>>,
     /// For regions that the peer cannot reach itself. Made when the peer asks for it.
-    staging_buffer: OnceLock<Segment<StagingBuffer>>,
+    staging_buffer: OnceLock<Segment<SharedStagingBuffer>>,
     /// Slots of the staging buffer that were served.
     pub(crate) served: AtomicU64,
     /// The initiator's process, once another process has claimed the connection.
     #[cfg(target_os = "linux")]
-    pub(crate) initiator: OnceLock<crate::other_process::Process>,
+    pub(crate) initiator: OnceLock<crate::other_process::PeerProcess>,
 }
 
 impl Inbound {
     /// A connection that no initiator has claimed. The initiator wakes the endpoint through `wakeup`.
-    pub(crate) fn new(segment: Segment, wakeup: Arc<Wakeup>, token: Token) -> Self {
+    pub(crate) fn new(segment: Segment, wakeup: Arc<Wakeup>, token: OfferToken) -> Self {
         Self {
             segment,
             wakeup,
@@ -51,7 +52,7 @@ impl Inbound {
         }
     }
 
-    /// Returns true for the first caller, which acts for the initiator. No connection has a second initiator.
+    /// Returns true for the first caller, which acts for the initiator. A connection has one initiator.
     pub(crate) fn claim(&self) -> bool {
         !self.claimed.swap(true, Ordering::AcqRel)
     }
@@ -87,12 +88,12 @@ impl Inbound {
 
     /// The staging buffer, if the peer has asked for it.
     #[inline]
-    pub(crate) fn staging_buffer(&self) -> Option<&StagingBuffer> {
+    pub(crate) fn staging_buffer(&self) -> Option<&SharedStagingBuffer> {
         self.staging_buffer.get().map(Segment::content)
     }
 
     /// The segment of the staging buffer. The first call makes it.
-    pub(crate) fn open_staging_buffer(&self) -> Result<&Segment<StagingBuffer>> {
+    pub(crate) fn open_staging_buffer(&self) -> Result<&Segment<SharedStagingBuffer>> {
         if let Some(buffer) = self.staging_buffer.get() {
             return Ok(buffer);
         }
@@ -116,7 +117,7 @@ impl Inbound {
         self.closed.load(Ordering::Acquire)
     }
 
-    /// Returns true if the initiator can no longer touch anything here: it has dropped its half, or it is dead.
+    /// Returns true if the initiator can no longer access anything here: it has dropped its half, or it is dead.
     pub(crate) fn is_initiator_gone(&self) -> bool {
         if self.initiator_gone.load(Ordering::Acquire) {
             return true;

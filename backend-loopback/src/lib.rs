@@ -13,10 +13,10 @@
 //! | module | content |
 //! |---|---|
 //! | `host`, `offer` | the identity of a host; the bytes that two domains exchange |
-//! | `status`, `wakeup` | the statuses of failures; waking an endpoint |
+//! | `wakeup` | waking an endpoint |
 //! | `segment` | shared memory: `message_ring`, `lease_table`, `staging_buffer`, and the checks before it is mapped |
 //! | `other_process` | peers in other processes: the server's protocol, `process_vm_writev`, why the kernel refuses it |
-//! | `error_text` | the text of a status |
+//! | `status` | the statuses of failures, and their text |
 //! | `inbound`, `regions` | the target's half of a connection; the registered regions |
 //! | `outbound`, `peer_table` | the initiator's half of a connection; the slots of peers |
 //! | `imports` | regions of peers, how this side reaches them, copies between processes |
@@ -45,15 +45,15 @@
 //!
 //! The server refuses processes of other users (the effective user ids must be equal, root's too), and processes that
 //! do not have an offer's secret. Memory without a file is reached by the rules of ptrace, which demand more (see
-//! `other_process::vm_call`). The owner of a staged region moves its bytes, and checks bounds, rights and revocation
+//! `other_process::vm_call`). The owner of a staged region copies its bytes, and checks bounds, rights and revocation
 //! itself. `docs/trust.md` has the details.
 //!
 //! # Threads and cleanup
 //!
 //! Any thread may use a domain; one thread at a time may use an endpoint. On Linux a domain has a server thread,
-//! which hands files to peers and notices their deaths. The thread ends when the domain, its endpoint, its regions
-//! and its imports are dropped. If a region is dropped while a peer is inside, its memory stays allocated until the
-//! peer has left or is dead.
+//! which sends files to peers and notices when their processes die. The thread ends when the domain, its endpoint, its
+//! regions and its imports are dropped. If a region is dropped while a peer is inside, its memory stays allocated until
+//! the peer has left or is dead.
 
 mod backend;
 mod completions;
@@ -62,7 +62,6 @@ mod direct;
 mod domain;
 mod domain_state;
 mod endpoint;
-mod error_text;
 #[cfg(all(fuzzing, target_os = "linux"))]
 pub mod fuzz;
 mod gpu;

@@ -6,19 +6,19 @@
 use multirail_spi::{Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
 
-use crate::host::Host;
+use crate::host::HostIdentity;
 
 /// A secret that admits one initiator to one inbound connection.
-pub(crate) type Token = [u8; 16];
+pub(crate) type OfferToken = [u8; 16];
 
 /// How a peer reaches one prepared slot of a domain.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Offer {
-    pub(crate) host: Host,
+pub(crate) struct LoopbackOffer {
+    pub(crate) host: HostIdentity,
     /// The process id, in the process's own pid namespace.
     pub(crate) process: u32,
     pub(crate) domain: u64,
-    pub(crate) token: Token,
+    pub(crate) token: OfferToken,
     /// Abstract name of the Unix socket at which the domain's server hands memory out.
     pub(crate) socket: String,
 }
@@ -28,7 +28,7 @@ const VERSION: u16 = 1;
 const HEADER: usize = 8;
 const MAX_BODY: usize = 256;
 
-impl Offer {
+impl LoopbackOffer {
     /// The bytes to hand to the peer.
     pub(crate) fn to_bytes(&self) -> Result<Vec<u8>> {
         let body = postcard::to_stdvec(self).map_err(|e| {
@@ -75,9 +75,9 @@ mod tests {
 
     use super::*;
 
-    fn offer() -> Offer {
-        Offer {
-            host: Host::here(),
+    fn offer() -> LoopbackOffer {
+        LoopbackOffer {
+            host: HostIdentity::here(),
             process: 7,
             domain: u64::MAX,
             token: [9; 16],
@@ -88,15 +88,15 @@ mod tests {
     #[test]
     fn an_offer_parses_back() {
         let bytes = offer().to_bytes().unwrap();
-        assert_eq!(Offer::parse(&bytes).unwrap(), offer());
+        assert_eq!(LoopbackOffer::parse(&bytes).unwrap(), offer());
         for cut in 0..bytes.len() {
-            assert!(Offer::parse(&bytes[..cut]).is_err());
+            assert!(LoopbackOffer::parse(&bytes[..cut]).is_err());
         }
         let mut newer = bytes.clone();
         newer[4] = 2;
-        assert_eq!(Offer::parse(&newer).unwrap_err().kind(), ErrorKind::Version);
+        assert_eq!(LoopbackOffer::parse(&newer).unwrap_err().kind(), ErrorKind::Version);
         let longer = [&bytes[..], &[0]].concat();
-        assert_eq!(Offer::parse(&longer).unwrap_err().kind(), ErrorKind::Protocol);
+        assert_eq!(LoopbackOffer::parse(&longer).unwrap_err().kind(), ErrorKind::Protocol);
     }
 
     proptest! {
@@ -105,13 +105,13 @@ mod tests {
         #[test]
         fn garbage_is_an_error(body in proptest::collection::vec(any::<u8>(), 0..300), at in 0..200_usize, flip: u8) {
             let mut bytes = [&MAGIC[..], &VERSION.to_le_bytes(), &(body.len() as u16).to_le_bytes(), &body].concat();
-            let _ = Offer::parse(&bytes);
+            let _ = LoopbackOffer::parse(&bytes);
             bytes[4] ^= flip;
-            let _ = Offer::parse(&bytes);
+            let _ = LoopbackOffer::parse(&bytes);
             let mut real = offer().to_bytes().unwrap();
             let at = at % real.len();
             real[at] ^= flip;
-            let _ = Offer::parse(&real);
+            let _ = LoopbackOffer::parse(&real);
         }
     }
 }

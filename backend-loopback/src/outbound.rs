@@ -1,4 +1,4 @@
-//! The initiator's half of a connection: what this domain may do at a peer.
+//! The initiator's half of a connection: this domain's access to a peer.
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,14 +12,14 @@ use crate::other_process::TargetConnection;
 use crate::regions::Regions;
 use crate::segment::ConnectionLayout;
 use crate::segment::message_ring::{self, MAX_MESSAGE};
-use crate::segment::staging_buffer::StagingBuffer;
+use crate::segment::staging_buffer::SharedStagingBuffer;
 
-/// A connection to a peer, whose segment is mapped here. The peer is the target here.
+/// A connection to a peer. The peer's segment is mapped here. The peer is the target of this half.
 pub(crate) struct Outbound {
     /// This domain's slot for the peer.
     pub(crate) peer: PeerSlot,
     alive: AtomicBool,
-    /// Points into the segment of `location`, so that each request saves a step.
+    /// Points into the segment of `location`. Each request saves one indirection by it.
     layout: NonNull<ConnectionLayout>,
     /// The position in the peer's staging buffer.
     pub(crate) staging_cursor: Mutex<StagingCursor>,
@@ -68,7 +68,7 @@ impl Outbound {
 
     /// The peer's staging buffer, once an import needed it.
     #[inline]
-    pub(crate) fn staging_buffer(&self) -> Option<&StagingBuffer> {
+    pub(crate) fn staging_buffer(&self) -> Option<&SharedStagingBuffer> {
         match &self.location {
             PeerLocation::ThisProcess { inbound, .. } => inbound.staging_buffer(),
             #[cfg(target_os = "linux")]
@@ -113,7 +113,7 @@ impl Outbound {
     pub(crate) unsafe fn send(&self, request: &WorkRequest) -> Option<Result<(), ErrorKind>> {
         let sent = match (request.kind, request.imm) {
             (WorkKind::Send, _) if request.len > MAX_MESSAGE as u64 => return Some(Err(ErrorKind::TooLarge)),
-            // SAFETY: the length was checked; the span is the caller's to vouch for.
+            // SAFETY: the length was checked; the caller guarantees that the span is readable.
             (WorkKind::Send, imm) => unsafe {
                 let wake = || self.wake();
                 message_ring::send_message(self.layout(), request.local, request.len as usize, imm, wake)

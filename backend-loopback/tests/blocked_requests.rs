@@ -60,7 +60,7 @@ fn a_lost_device_leaves_its_worker_no_work() {
             let builder = FabricBuilder::new().transport(transport).clock(Arc::new(clock.clone()));
             builder.seed(seed).caller_driven().open().unwrap()
         };
-        // Requests run some steps after they were posted, so that a step that posts nothing may be the one in which
+        // Requests run some steps after they were posted, so a step that posts nothing may be the one in which
         // the device is lost.
         let doomed = LinkModel {
             accept_at_most: Some(3),

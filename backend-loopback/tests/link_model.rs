@@ -8,7 +8,7 @@ use common::*;
 use multirail_loopback::{LinkModel, LoopbackConfig};
 use multirail_spi::{Access, Clock, ErrorKind, Memory, Time, *};
 
-fn linked(link: LinkModel, seed: u64) -> (Node, Node, PeerSlot, PeerSlot) {
+fn linked(link: LinkModel, seed: u64) -> (TestNode, TestNode, PeerSlot, PeerSlot) {
     let (a, b) = (node(LoopbackConfig::default().link(link), seed), node(LoopbackConfig::default(), 2));
     let (to_b, to_a) = connect(&a, &b);
     (a, b, to_b, to_a)
@@ -147,9 +147,9 @@ fn a_worker_posts_again_after_a_burst() {
     let (a, b) = (open(), open());
     let (to_b, to_a) = a.connect_local(&b).unwrap();
     let ops: Vec<_> = (0..50).map(|_| to_b.write_imm(1).unwrap()).collect();
-    // The longer bursts are longer than a worker spins, so that it sleeps in them.
+    // The longer bursts are longer than a worker spins, so it sleeps in them.
     ops.into_iter().for_each(|mut op| assert_eq!(op.wait(limit::HANG).unwrap().bytes, 0));
-    to_a.imm(1).expect(50).wait(SOON).unwrap();
+    to_a.imm(1).expect(50).wait(TIME_LIMIT).unwrap();
 }
 
 #[test]

@@ -195,7 +195,7 @@ fn a_posted_receive_waits_for_a_message_and_is_no_stall() {
 #[test]
 fn the_waits_for_a_peer_that_takes_nothing_are_distinguished() {
     let setting = setting(LinkModel::default(), |builder| builder);
-    // No thread polls the other side, so that its message ring is full soon.
+    // No thread polls the other side, so its message ring is full soon.
     let ops: Vec<_> = (0..3000).map(|imm| setting.peer.write_imm(imm).unwrap()).collect();
     while setting.here.step().events > 0 {
         setting.clock.advance(Duration::from_micros(100));
@@ -263,7 +263,7 @@ fn a_parked_worker_answers_and_a_blocked_one_is_distinguished() {
     assert!(matches!(dump.transports[0].worker, WorkerState::Running | WorkerState::Parked));
     assert_eq!((dump.operations().count(), dump.peers.len()), (1, 2));
     drop(op);
-    // This waker does not return, so that it blocks the worker.
+    // This waker does not return, so it blocks the worker.
     let (entered, in_waker) = std::sync::mpsc::channel();
     let (release, released) = std::sync::mpsc::channel();
     let waker = std::task::Waker::from(Arc::new(BlockingWaker(Mutex::new(Some((entered, released))))));
@@ -282,9 +282,9 @@ fn a_parked_worker_answers_and_a_blocked_one_is_distinguished() {
     assert_eq!(fabric.dump().transports[0].worker, WorkerState::Closed);
 }
 
-type Ends = (std::sync::mpsc::Sender<()>, std::sync::mpsc::Receiver<()>);
+type WakerChannel = (std::sync::mpsc::Sender<()>, std::sync::mpsc::Receiver<()>);
 
-struct BlockingWaker(Mutex<Option<Ends>>);
+struct BlockingWaker(Mutex<Option<WakerChannel>>);
 
 impl std::task::Wake for BlockingWaker {
     fn wake(self: Arc<Self>) {

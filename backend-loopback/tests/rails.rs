@@ -136,7 +136,7 @@ fn small_operations_use_another_group_when_4_mib_wait() {
     }
     while a.step().outstanding > 0 || bytes().iter().sum::<u64>() < 16 {}
     assert_eq!(bytes(), [4; 4], "4 MiB wait with one group, then the next takes its share");
-    // No operation waits, so that all use the group of the last one.
+    // No operation waits, so all use the group of the last one.
     for _ in 0..8 {
         to_b.write(&source, 0..size, &remote, 0).unwrap().wait(LIMIT).unwrap();
     }

@@ -1,7 +1,7 @@
 //! When the kernel has no memory left, loopback returns an error, and there is no `SIGBUS`.
 //!
 //! Linux raises that signal if `vm.overcommit_memory` is 2: it then counts the pages of shared memory at their first
-//! touch. The setting is the whole machine's, so that the test runs only where it is set, as in `ci/rdma-vm/suite`.
+//! touch. The setting is the whole machine's, so the test runs only where it is set, as in `ci/rdma-vm/suite`.
 
 mod common;
 

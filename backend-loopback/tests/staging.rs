@@ -17,15 +17,15 @@ fn staged() -> LoopbackConfig {
 }
 
 /// Two connected nodes that stage everything.
-fn pair() -> (Node, Node, PeerSlot, PeerSlot) {
+fn pair() -> (TestNode, TestNode, PeerSlot, PeerSlot) {
     let (a, b) = (node(staged(), 1), node(staged(), 2));
     let (to_b, to_a) = connect(&a, &b);
     (a, b, to_b, to_a)
 }
 
 /// Polls both nodes until a has `count` events.
-fn both(a: &mut Node, b: &mut Node, count: usize) -> (Vec<Event>, Vec<Event>) {
-    let (mut ours, mut theirs, mut limit) = (Vec::new(), Vec::new(), Limit::of(SOON));
+fn both(a: &mut TestNode, b: &mut TestNode, count: usize) -> (Vec<Event>, Vec<Event>) {
+    let (mut ours, mut theirs, mut limit) = (Vec::new(), Vec::new(), Limit::of(TIME_LIMIT));
     while total(&ours) < count {
         theirs.extend(b.poll());
         ours.extend(a.poll());
@@ -59,19 +59,19 @@ fn whole_regions_are_written_and_read() {
     // SAFETY: source and import outlive the call.
     assert!(unsafe { direct.run(&WorkRequest { len: 8, ..all }, Some(&*import)) }.is_none());
     assert_eq!(a.post(&[all]).accepted, 1);
-    assert!(a.poll().is_empty() && target.byte(0) == 0, "the target has not moved yet");
+    assert!(a.poll().is_empty() && target.byte(0) == 0, "the target has not copied yet");
     // When b gets the imm, all bytes have arrived.
-    let (mut heard, mut limit) = (Vec::new(), Limit::of(SOON));
-    while heard.is_empty() {
-        heard = b.poll();
-        if heard.is_empty() {
+    let (mut arrived, mut limit) = (Vec::new(), Limit::of(TIME_LIMIT));
+    while arrived.is_empty() {
+        arrived = b.poll();
+        if arrived.is_empty() {
             a.poll();
         } else {
             assert!((0..LEN).all(|at| target.byte(at) == mark(at, 3)));
         }
         assert!(!limit.is_over());
     }
-    assert!(matches!(heard[..], [Event::Imm { imm: 8, .. }]));
+    assert!(matches!(arrived[..], [Event::Imm { imm: 8, .. }]));
     pattern(&source, 0);
     let read = WorkRequest { kind: WorkKind::Read, id: 5, imm: None, ..all };
     assert_eq!(a.post(&[read]).accepted, 1);
@@ -99,10 +99,10 @@ fn each_page_completes_with_its_own_imm_or_failure() {
     assert_eq!(a.post(&batch).accepted, 700);
     let over = WorkRequest { id: 900, remote: LEN as u64 - 7, len: 8, imm: Some(9), ..all };
     assert_eq!(failed(a.run(over)), ErrorKind::RemoteAccess, "not even staged");
-    let (events, heard) = both(&mut a, &mut b, 700);
-    assert_eq!((total(&events), heard.len()), (700, 700));
+    let (events, arrived) = both(&mut a, &mut b, 700);
+    assert_eq!((total(&events), arrived.len()), (700, 700));
     let imms: Vec<_> = (0..700).map(|imm| Event::Imm { peer: to_a, imm }).collect();
-    assert_eq!(heard, imms);
+    assert_eq!(arrived, imms);
     for n in 0..700 {
         assert!((0..4096).all(|at| target.byte((699 - n) * 4096 + at) == mark(n * 4096 + at, 1)), "page {n}");
     }
@@ -122,9 +122,9 @@ fn no_byte_arrives_after_a_revoke() {
     assert_eq!((target.byte(0), target.byte(LEN - 1)), (5, 0), "under way");
     assert!(matches!(target.region.revoke(), Poll::Ready(Ok(()))));
     target.fill(0);
-    let (events, heard) = both(&mut a, &mut b, 1);
+    let (events, arrived) = both(&mut a, &mut b, 1);
     assert_eq!(failed(events[0]), ErrorKind::Revoked);
-    assert!(heard.is_empty() && (0..LEN).all(|at| target.byte(at) == 0));
+    assert!(arrived.is_empty() && (0..LEN).all(|at| target.byte(at) == 0));
     assert_eq!(failed(a.run(write(2, to_b, &source, Some(&import)))), ErrorKind::Revoked);
 }
 
@@ -165,16 +165,16 @@ fn a_new_endpoint_continues_where_the_last_one_stopped() {
         source.fill(round + 1);
         a.post(&[write(1, to_b, &source, Some(&import))]);
         b.poll();
-        let Node { domain, endpoint, clock } = a;
+        let TestNode { domain, endpoint, clock } = a;
         drop(endpoint);
-        a = Node { endpoint: domain.endpoint(EndpointConfig::default()).unwrap(), domain, clock };
+        a = TestNode { endpoint: domain.endpoint(EndpointConfig::default()).unwrap(), domain, clock };
         source.fill(round + 100);
         assert_eq!(a.post(&[write(2, to_b, &source, Some(&import))]).accepted, 1);
         assert_eq!(both(&mut a, &mut b, 1).0, [done(2, 1)]);
         assert!((0..LEN).all(|at| target.byte(at) == round + 100));
-        let Node { domain, endpoint, clock } = b;
+        let TestNode { domain, endpoint, clock } = b;
         drop(endpoint);
-        b = Node { endpoint: domain.endpoint(EndpointConfig::default()).unwrap(), domain, clock };
+        b = TestNode { endpoint: domain.endpoint(EndpointConfig::default()).unwrap(), domain, clock };
     }
 }
 

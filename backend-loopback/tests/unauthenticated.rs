@@ -17,7 +17,7 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFla
 const CHILD: &str = "MULTIRAIL_LOOPBACK_UNAUTHENTICATED";
 
 /// The version of the protocol: `other_process::protocol::VERSION`.
-const VERSION: u8 = 4;
+const VERSION: u8 = 5;
 
 /// The bytes of `Request::Hello`. [`region`] has those of `Request::Region`.
 fn hello(token: [u8; 16]) -> Vec<u8> {
@@ -182,7 +182,7 @@ fn another_user_gets_not_even_a_refusal() {
     }
     let target = node(LoopbackConfig::default(), 1);
     let (_slot, offer) = target.domain.connector().prepare().unwrap();
-    // Another user may have no access to the build folder, so that the child runs a copy.
+    // Another user may have no access to the build folder, so the child runs a copy.
     let copy = std::env::temp_dir().join(format!("multirail-unauthenticated-{}", std::process::id()));
     std::fs::copy(std::env::current_exe().unwrap(), &copy).unwrap();
     let mut command = Command::new(&copy);

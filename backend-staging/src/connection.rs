@@ -1,11 +1,15 @@
 //! The connections of a domain. The connector (any thread) adds and closes them; the endpoint's thread uses and removes
 //! them.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
-use multirail_spi::{PeerSlot, RemoteMemory, WorkKind};
+use multirail_spi::{Event, PeerSlot, RemoteMemory, SlotTable, WorkKind, WorkRequest};
 
+use crate::copies::Copies;
+use crate::gpu_memory::RegisteredGpuMemory;
+use crate::region::StagedRegions;
 use crate::staging_buffer::{RemoteBuffer, StagingBuffer};
 use crate::wire::WAKE_IMM;
 
@@ -39,10 +43,14 @@ impl Connection {
         let _ = self.remote.set((buffer, import));
     }
 
-    /// Whether the receiver would mistake the imm of a work request for [`WAKE_IMM`].
-    pub(crate) fn looks_like_wake_imm(&self, kind: WorkKind, imm: Option<u32>) -> bool {
-        let wake_imm = || self.remote_buffer().and_then(|buffer| buffer.wake_imm);
-        kind == WorkKind::Write && imm == Some(WAKE_IMM) && wake_imm().is_some()
+    /// Whether requests and responses on this connection carry [`WAKE_IMM`].
+    pub(crate) fn uses_wake_imm(&self) -> bool {
+        self.remote_buffer().is_some_and(|buffer| buffer.wake_imm.is_some())
+    }
+
+    /// Whether the receiver would take the imm of a work request for [`WAKE_IMM`].
+    pub(crate) fn collides_with_wake_imm(&self, kind: WorkKind, imm: Option<u32>) -> bool {
+        kind == WorkKind::Write && imm == Some(WAKE_IMM) && self.uses_wake_imm()
     }
 
     /// Marks the connection as closing: the endpoint removes it once the inner endpoint reports the peer as gone.
@@ -55,13 +63,25 @@ impl Connection {
     }
 }
 
+/// The parts of an endpoint that an initiator or a target uses while it works on its connection.
+pub(crate) struct EndpointContext<'a> {
+    pub copies: &'a mut Copies,
+    pub regions: &'a StagedRegions,
+    pub gpu_memory: &'a RegisteredGpuMemory,
+    /// Internal work requests that the endpoint posts to this connection's peer.
+    pub outbox: &'a mut VecDeque<WorkRequest>,
+    /// Events that the endpoint reports to the engine.
+    pub events: &'a mut VecDeque<Event>,
+    /// Set if anything changed, so that the worker polls again instead of sleeping.
+    pub made_progress: &'a mut bool,
+    /// Set if `events` reports an imm whose bytes the inner device wrote: the endpoint then flushes before the engine
+    /// sees the imm.
+    pub needs_flush: &'a mut bool,
+}
+
 /// All connections of a domain, by peer slot.
 #[derive(Default)]
-pub(crate) struct Connections {
-    /// Counts the insertions.
-    version: AtomicU64,
-    all: Mutex<Vec<Option<Arc<Connection>>>>,
-}
+pub(crate) struct Connections(SlotTable<Vec<Option<Arc<Connection>>>>);
 
 impl Connections {
     /// Adds a connection. It offers [`WAKE_IMM`] if there are fewer than `max_wake_connections` connections already.
@@ -72,29 +92,28 @@ impl Connections {
         max_wake_connections: u64,
     ) -> Arc<Connection> {
         let index = peer.0 as usize;
-        let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.0.lock();
         if all.len() <= index {
             all.resize(index + 1, None);
         }
         let offers_wake_imm = (all.iter().flatten().count() as u64) < max_wake_connections;
         let connection = Arc::new(Connection::new(peer, buffer, offers_wake_imm));
         all[index] = Some(Arc::clone(&connection));
-        self.version.fetch_add(1, Ordering::Release);
+        self.0.changed();
         connection
     }
 
     pub(crate) fn of(&self, peer: PeerSlot) -> Option<Arc<Connection>> {
-        let all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
-        all.get(peer.0 as usize).cloned().flatten()
+        self.0.lock().get(peer.0 as usize).cloned().flatten()
     }
 
     pub(crate) fn clear(&self) {
-        self.all.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.0.lock().clear();
     }
 
     /// Removes a connection, unless its peer slot belongs to a newer connection already.
     pub(crate) fn remove(&self, connection: &Arc<Connection>) {
-        let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.0.lock();
         if let Some(entry) = all.get_mut(connection.peer.0 as usize)
             && entry.as_ref().is_some_and(|known| Arc::ptr_eq(known, connection))
         {
@@ -102,14 +121,10 @@ impl Connections {
         }
     }
 
-    /// Returns all connections if some were added since version `seen`, and updates `seen`.
+    /// Returns all connections if some were added since the last call with the same `seen`, which begins as
+    /// [`u64::MAX`].
     #[inline]
-    pub(crate) fn if_newer(&self, seen: &mut u64) -> Option<Vec<Option<Arc<Connection>>>> {
-        if self.version.load(Ordering::Acquire) == *seen {
-            return None;
-        }
-        let all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
-        *seen = self.version.load(Ordering::Acquire);
-        Some(all.clone())
+    pub(crate) fn if_changed(&self, seen: &mut u64) -> Option<Vec<Option<Arc<Connection>>>> {
+        self.0.lock_if_changed(seen).map(|all| all.clone())
     }
 }

@@ -2,9 +2,9 @@
 
 use std::collections::VecDeque;
 
-use cuda::{BatchCopier, Device, Reach};
+use cuda::{CopyQueue, Device, Reach};
 use multirail_spi::{
-    Error, ErrorKind, Memory, MemoryKind, Result,
+    Error, ErrorKind, Memory, MemoryKind, PeerSlot, Result,
     copy::{self, CopyStrategy},
 };
 
@@ -13,7 +13,7 @@ use crate::staging_buffer::StagingBuffer;
 /// The most multiprocessors of a GPU that a copy uses: loopback's default.
 const BLOCKS: u32 = 32;
 
-/// Where memory lies, and so what copies it.
+/// Where memory lies. The location decides what copies it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum MemoryLocation {
     /// In host memory: the processor copies it.
@@ -39,33 +39,33 @@ impl MemoryLocation {
     }
 }
 
-/// The copies of an endpoint. The caller marks each copy with a tag, and gets the tag back when the copy has completed.
-pub(crate) struct Copies<T> {
-    gpus: Vec<GpuCopies<T>>,
-    completed: VecDeque<(T, Result<(), ErrorKind>)>,
+/// What a copy is for. The caller marks each copy with a tag, and gets the tag back when the copy has completed.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum CopyTag {
+    /// A slot of this process as initiator.
+    Initiator { peer: PeerSlot, slot: usize },
+    /// A slot of this process as target.
+    Target { peer: PeerSlot, slot: usize },
+    /// The receive with this ID.
+    Receive { id: u64 },
+}
+
+/// The copies of an endpoint.
+#[derive(Default)]
+pub(crate) struct Copies {
+    gpus: Vec<GpuCopies>,
+    completed: VecDeque<(CopyTag, Result<(), ErrorKind>)>,
 }
 
 /// The copies of one GPU.
-struct GpuCopies<T> {
-    /// Dropped first: its destructor waits for all copies that are under way.
-    copier: BatchCopier,
-    /// The tags of copies that are not launched yet.
-    open: Vec<T>,
-    /// The launched batches, the oldest first.
-    in_flight: VecDeque<Batch<T>>,
+struct GpuCopies {
+    /// The launched batches, and the copies of each.
+    batches: CopyQueue<Vec<CopyTag>>,
+    /// The copies of the open batch, which is not launched yet.
+    open: Vec<CopyTag>,
 }
 
-struct Batch<T> {
-    tags: Vec<T>,
-    /// The error, if the batch could not be launched.
-    launch_error: Option<ErrorKind>,
-}
-
-impl<T> Copies<T> {
-    pub(crate) fn new() -> Self {
-        Self { gpus: Vec::new(), completed: VecDeque::new() }
-    }
-
+impl Copies {
     /// Begins a copy of `len` bytes. The memory at one end lies at `location`; the other end is in `buffer`, or in
     /// plain host memory if `buffer` is `None`. Returns false if there is no room for the copy now: it has not begun
     /// then.
@@ -77,11 +77,8 @@ impl<T> Copies<T> {
         location: MemoryLocation,
         buffer: Option<&StagingBuffer>,
         (to, from, len): (*mut u8, *const u8, u64),
-        tag: T,
-    ) -> bool
-    where
-        T: Copy,
-    {
+        tag: CopyTag,
+    ) -> bool {
         let MemoryLocation::Gpu(ordinal, reach) = location else {
             // SAFETY: by the caller.
             unsafe { copy::copy(CopyStrategy::Plain, to, from, len as usize) };
@@ -96,26 +93,26 @@ impl<T> Copies<T> {
                 return true;
             }
         };
-        if gpu.copier.room() == 0 {
+        if gpu.batches.copier().room() == 0 {
             return false;
         }
-        let host_reach = buffer.map_or(Reach::Driver, |buffer| buffer.reach(gpu.copier.device()));
+        let host_reach = buffer.map_or(Reach::Driver, |buffer| buffer.reach(gpu.batches.copier().device()));
         let reach = if host_reach == Reach::Kernel { reach } else { Reach::Driver };
-        gpu.copier.end_piece();
+        gpu.batches.end_piece();
         // SAFETY: by the caller; `reach` is `Kernel` only if the kernel reaches both ends.
-        unsafe { gpu.copier.add(std::iter::once((to as u64, from as u64, len)), reach) };
+        unsafe { gpu.batches.add(std::iter::once((to as u64, from as u64, len)), reach) };
         gpu.open.push(tag);
         true
     }
 
-    /// The copies of a GPU, which is opened at its first copy.
-    fn gpu(&mut self, ordinal: u32) -> Result<&mut GpuCopies<T>> {
-        let known = self.gpus.iter().position(|gpu| gpu.copier.device().ordinal() == ordinal);
-        let index = match known {
+    /// The copies of a GPU. The first copy opens the GPU.
+    fn gpu(&mut self, ordinal: u32) -> Result<&mut GpuCopies> {
+        let is_same = |gpu: &GpuCopies| gpu.batches.copier().device().ordinal() == ordinal;
+        let index = match self.gpus.iter().position(is_same) {
             Some(index) => index,
             None => {
-                let copier = BatchCopier::new(&Device::open(ordinal)?, BLOCKS)?;
-                self.gpus.push(GpuCopies { copier, open: Vec::new(), in_flight: VecDeque::new() });
+                let batches = CopyQueue::new(&Device::open(ordinal)?, BLOCKS)?;
+                self.gpus.push(GpuCopies { batches, open: Vec::new() });
                 self.gpus.len() - 1
             }
         };
@@ -130,41 +127,26 @@ impl<T> Copies<T> {
     }
 
     /// Launches as [`launch`](Self::launch), and takes one completed copy: its tag and its result.
-    pub(crate) fn take_completed(&mut self) -> Option<(T, Result<(), ErrorKind>)> {
+    pub(crate) fn take_completed(&mut self) -> Option<(CopyTag, Result<(), ErrorKind>)> {
         self.launch();
         self.completed.pop_front()
     }
 
     /// Whether there are copies that [`take_completed`](Self::take_completed) has not returned.
     pub(crate) fn is_busy(&self) -> bool {
-        !self.completed.is_empty()
-            || self.gpus.iter().any(|gpu| !gpu.open.is_empty() || !gpu.in_flight.is_empty())
+        let is_busy = |gpu: &GpuCopies| !gpu.open.is_empty() || gpu.batches.tags().next().is_some();
+        !self.completed.is_empty() || self.gpus.iter().any(is_busy)
     }
 }
 
-impl<T> GpuCopies<T> {
-    fn advance(&mut self, completed: &mut VecDeque<(T, Result<(), ErrorKind>)>) {
-        if !self.open.is_empty() && self.copier.can_launch() {
-            let launched = self.copier.launch().map_err(|why| self.log(&why));
-            let batch = Batch { tags: std::mem::take(&mut self.open), launch_error: launched.err() };
-            self.in_flight.push_back(batch);
+impl GpuCopies {
+    fn advance(&mut self, completed: &mut VecDeque<(CopyTag, Result<(), ErrorKind>)>) {
+        if !self.open.is_empty() && self.batches.copier().can_launch() {
+            // `take_completed` reports a launch that failed, too.
+            let _ = self.batches.launch(std::mem::take(&mut self.open));
         }
-        while let Some(batch) = self.in_flight.front() {
-            let result = match batch.launch_error {
-                Some(kind) => Err(kind),
-                None => match self.copier.take_completed() {
-                    None => return,
-                    Some(landed) => landed.map_err(|why| self.log(&why)),
-                },
-            };
-            let tags = self.in_flight.pop_front().map_or(Vec::new(), |batch| batch.tags);
+        while let Some((tags, result)) = self.batches.take_completed() {
             completed.extend(tags.into_iter().map(|tag| (tag, result)));
         }
-    }
-
-    #[cold]
-    fn log(&self, why: &Error) -> ErrorKind {
-        tracing::error!(%why, gpu = self.copier.device().ordinal(), "staging: the copies of a GPU failed");
-        why.kind()
     }
 }

@@ -15,12 +15,13 @@ use crate::offer::{StagingOffer, append, split};
 use crate::region::StagedRegions;
 use crate::staging_buffer::{SLOT_COUNT, SLOT_LEN, StagingBuffer};
 
-/// The time that staging adds to a round trip: two GPU copies (15 µs each, H200), a request and a response over the
-/// line, and a poll by each of two workers. An estimate that is too high only makes send queues longer.
+/// The time that staging adds to a round trip: two GPU copies (15 µs each, H200), a slot request and a response over
+/// the network, and a poll by each of two workers. An estimate that is too high only makes send queues longer.
 const ADDED_ROUND_TRIP: Duration = Duration::from_micros(200);
-/// The most wake imms of one connection that can be in the completion queue. Each slot has a request and a response.
-/// There can be twice as many, because the endpoint polls the staging buffer itself: it can answer a request, and get
-/// the next one, before it has polled the imm of the first.
+/// The most wake imms of one connection that can be in the completion queue: four for each slot. A slot has a slot
+/// request and a response, each with an imm. The endpoint reads the staging buffer without waiting for the imm, so a
+/// second pair can follow before it has polled the imms of the first: for example, it answers a slot request and gets
+/// the next one, while the imms of both are in the queue.
 const WAKE_IMMS_PER_CONNECTION: u64 = 4 * SLOT_COUNT as u64;
 /// How long the import of a peer's staging buffer may take.
 const IMPORT_LIMIT: Duration = Duration::from_secs(2);
@@ -52,15 +53,15 @@ impl StagedDomain {
         capabilities.supports_staging = true;
         // Only an imm wakes a worker when its peer has written to a staging buffer.
         capabilities.supports_wakeup &= capabilities.operations.contains(Operations::WRITE_IMM);
-        let max_wake_connections = match (capabilities.supports_wakeup, &mut capabilities.cq_depth) {
-            (false, _) => 0,
-            (true, &mut u64::MAX) => u64::MAX,
+        let max_wake_connections = if !capabilities.supports_wakeup {
+            0
+        } else if capabilities.cq_depth == u64::MAX {
+            u64::MAX
+        } else {
             // Wake imms get half of the completion queue, the user's imms the other half.
-            (true, depth) => {
-                let connections = *depth / 2 / WAKE_IMMS_PER_CONNECTION;
-                *depth -= connections * WAKE_IMMS_PER_CONNECTION;
-                connections
-            }
+            let connections = capabilities.cq_depth / 2 / WAKE_IMMS_PER_CONNECTION;
+            capabilities.cq_depth -= connections * WAKE_IMMS_PER_CONNECTION;
+            connections
         };
         capabilities.max_direct = 0;
         // A message from staged memory has to fit one slot.
@@ -119,11 +120,13 @@ impl Domain for StagedDomain {
             return self.0.inner.import(peer, key, limit);
         }
         if key.base != KeyMaterial::STAGED || key.len > isize::MAX as u64 {
-            let why = "the key of the peer's staged memory is invalid: do not trust this peer";
+            let why =
+                "the key of the peer's staged memory is invalid: the peer breaks the protocol, disconnect it";
             return Err(Error::new(ErrorKind::Protocol, "import", why));
         }
         if self.0.connections.of(peer).is_none_or(|connection| connection.remote_buffer().is_none()) {
-            let why = "the peer's memory is staged, but the peer has offered no staging buffer: do not trust this peer";
+            let why = "the peer's memory is staged, but the peer has offered no staging buffer: the peer breaks the \
+                       protocol, disconnect it";
             return Err(Error::new(ErrorKind::Protocol, "import", why));
         }
         Ok(Arc::new(StagedImport(*key)))

@@ -1,4 +1,4 @@
-//! The endpoint: posts plain work requests to the inner endpoint, and passes staged ones to the initiator of their
+//! The endpoint: posts unstaged work requests to the inner endpoint, and passes staged ones to the initiator of their
 //! connection.
 
 use std::collections::VecDeque;
@@ -9,18 +9,17 @@ use multirail_spi::{
     PostResult, ReceiveRequest, Status, Time, WorkKind, WorkRequest,
 };
 
-use crate::connection::Connection;
-use crate::context::{Context, CopyTag};
-use crate::copies::Copies;
+use crate::connection::{Connection, EndpointContext};
+use crate::copies::{Copies, CopyTag};
 use crate::domain::DomainState;
-use crate::initiator::Initiator;
+use crate::initiator::SlotInitiator;
 use crate::receives::StagedReceives;
-use crate::target::Target;
+use crate::target::SlotTarget;
 use crate::wire::WAKE_IMM;
 use crate::wr_id::{InternalWrId, WrRole, describe_staging_status, staging_status};
 
-/// The number of events that the endpoint takes from the inner endpoint before it reports them.
-const EVENTS: usize = 256;
+/// The most events that wait to be reported. With so many, the endpoint takes no more from the inner endpoint.
+const MAX_QUEUED_EVENTS: usize = 256;
 /// The most polls of the inner endpoint in one poll of this one, even if all events are wake imms.
 const INNER_POLLS: usize = 16;
 /// The most internal work requests in one batch.
@@ -31,34 +30,35 @@ const INTERNAL_BATCH: usize = 32;
 /// The order of its fields is the order in which they are dropped: `copies` waits for all copies that are under way,
 /// and `inner` stops all work requests. Nothing accesses the memory behind the other fields after that.
 pub(crate) struct StagedEndpoint {
-    copies: Copies<CopyTag>,
+    copies: Copies,
     inner: Box<dyn Endpoint>,
     receives: StagedReceives,
     /// The connected peers, by peer slot.
     peers: Vec<Option<PeerState>>,
     domain: Arc<DomainState>,
-    /// The version of the domain's connections that `peers` reflects.
-    version: u64,
+    /// The number of changes of the domain's connections that `peers` reflects.
+    seen_changes: u64,
     /// Events to be reported.
     events: VecDeque<Event>,
     /// Whether anything has changed since the last poll.
     made_progress: bool,
-    /// Whether the events to be reported include an imm whose bytes the inner device wrote. The inner endpoint flushes
-    /// for the imms that it reports itself, but not for this one.
+    /// Whether the events to be reported include an imm that arrived in a slot request. The inner device wrote the
+    /// imm's bytes directly into their region, which may have to be flushed ([`Fences`](multirail_spi::Fences)). The
+    /// inner endpoint flushes for the imms that it reports itself, but not for this one.
     needs_flush: bool,
     /// Whether the inner device was lost.
     is_lost: bool,
     /// Kept for reuse.
     polled: Completions,
     internal_batch: Batch,
-    plain_batch: Batch,
+    unstaged_batch: Batch,
 }
 
 /// The endpoint's state for one connected peer.
 struct PeerState {
     connection: Arc<Connection>,
-    initiator: Initiator,
-    target: Target,
+    initiator: SlotInitiator,
+    target: SlotTarget,
     /// Internal work requests to be posted.
     outbox: VecDeque<WorkRequest>,
 }
@@ -79,10 +79,10 @@ impl Endpoint for StagedEndpoint {
                 error = staged.is_none().then(|| staging_status(ErrorKind::PeerDied));
                 taken = staged.unwrap_or(0);
             } else {
-                self.plain_batch.clear();
-                self.plain_batch.push_run(*run, |all| all.extend_from_slice(pieces));
+                self.unstaged_batch.clear();
+                self.unstaged_batch.push_run(*run, |all| all.extend_from_slice(pieces));
                 // SAFETY: by the caller, for a part of the batch.
-                PostResult { accepted: taken, error } = unsafe { self.inner.post(&self.plain_batch) };
+                PostResult { accepted: taken, error } = unsafe { self.inner.post(&self.unstaged_batch) };
             }
             accepted += taken;
             if taken < pieces.len() {
@@ -120,12 +120,12 @@ impl Endpoint for StagedEndpoint {
     }
 
     fn poll(&mut self, into: &mut Completions) {
-        // The endpoint polls the staging buffers in any case, so it takes all wake imms at once: they must not fill the
-        // completion queue. But after a `PeerGone` it must not poll the inner endpoint before the engine has acted on
-        // that event.
+        // Several polls of the inner endpoint take all wake imms at once, so that they do not fill the completion
+        // queue. Nothing else has to be done for a wake imm, because each poll reads the staging buffers anyway. But
+        // after a `PeerGone` the endpoint must not poll the inner endpoint before the engine has acted on that event.
         for _ in 0..INNER_POLLS {
             let is_peer_gone = self.events.iter().any(|event| matches!(event, Event::PeerGone { .. }));
-            if is_peer_gone || self.events.len() >= EVENTS || !self.poll_inner(into) {
+            if is_peer_gone || self.events.len() >= MAX_QUEUED_EVENTS || !self.poll_inner(into) {
                 break;
             }
         }
@@ -176,19 +176,19 @@ impl Endpoint for StagedEndpoint {
 impl StagedEndpoint {
     pub(crate) fn new(domain: Arc<DomainState>, inner: Box<dyn Endpoint>) -> Self {
         Self {
-            copies: Copies::new(),
+            copies: Copies::default(),
             inner,
             receives: StagedReceives::default(),
             peers: Vec::new(),
             domain,
-            version: u64::MAX,
+            seen_changes: u64::MAX,
             events: VecDeque::new(),
             made_progress: false,
             needs_flush: false,
             is_lost: false,
-            polled: Completions::with_room(EVENTS),
+            polled: Completions::with_room(MAX_QUEUED_EVENTS),
             internal_batch: Batch::with_capacity(INTERNAL_BATCH),
-            plain_batch: Batch::default(),
+            unstaged_batch: Batch::default(),
         }
     }
 
@@ -198,14 +198,14 @@ impl StagedEndpoint {
         if self.is_lost {
             return;
         }
-        let Some(connections) = self.domain.connections.if_newer(&mut self.version) else { return };
+        let Some(connections) = self.domain.connections.if_changed(&mut self.seen_changes) else { return };
         self.peers.resize_with(connections.len().max(self.peers.len()), || None);
         for (peer, connection) in self.peers.iter_mut().zip(connections) {
             // The previous peer of this slot keeps its state until its `PeerGone`.
             if let (None, Some(connection)) = (&peer, connection) {
                 *peer = Some(PeerState {
-                    initiator: Initiator::new(Arc::clone(&connection)),
-                    target: Target::new(Arc::clone(&connection)),
+                    initiator: SlotInitiator::new(Arc::clone(&connection)),
+                    target: SlotTarget::new(Arc::clone(&connection)),
                     outbox: VecDeque::new(),
                     connection,
                 });
@@ -217,10 +217,10 @@ impl StagedEndpoint {
     fn with_peer<T>(
         &mut self,
         peer: PeerSlot,
-        act: impl FnOnce(&mut Initiator, &mut Target, &mut Context<'_>) -> T,
+        act: impl FnOnce(&mut SlotInitiator, &mut SlotTarget, &mut EndpointContext<'_>) -> T,
     ) -> Option<T> {
         let peer = self.peers.get_mut(peer.0 as usize)?.as_mut()?;
-        let mut context = Context {
+        let mut context = EndpointContext {
             copies: &mut self.copies,
             regions: &self.domain.regions,
             gpu_memory: &self.domain.gpu_memory,
@@ -240,7 +240,7 @@ impl StagedEndpoint {
         }
         for index in 0..self.peers.len() {
             self.with_peer(PeerSlot(index as u32), |initiator, target, context| {
-                if context.events.len() < EVENTS {
+                if context.events.len() < MAX_QUEUED_EVENTS {
                     target.advance(context);
                 }
                 initiator.advance(context);
@@ -351,12 +351,12 @@ impl StagedEndpoint {
         }
     }
 
+    /// Whether an imm that has arrived is a wake imm, rather than the user's.
     fn is_wake_imm(&self, peer: PeerSlot, imm: u32) -> bool {
         let peer = self.peers.get(peer.0 as usize).and_then(Option::as_ref);
-        let is_agreed =
-            || peer.is_some_and(|peer| peer.connection.looks_like_wake_imm(WorkKind::Write, Some(imm)));
-        // After the loss of the device there is no connection left that tells.
-        imm == WAKE_IMM && (self.is_lost || is_agreed())
+        let uses_wake_imm = || peer.is_some_and(|peer| peer.connection.uses_wake_imm());
+        // After the loss of the device there is no connection left that could answer.
+        imm == WAKE_IMM && (self.is_lost || uses_wake_imm())
     }
 
     /// Ends all work requests of a peer that is gone, and drops its connection.
@@ -400,23 +400,27 @@ impl StagedEndpoint {
         })
     }
 
-    /// Whether a run needs the initiator: because one side is staged, or because its imm looks like the wake imm.
-    ///
-    /// A run without bytes and imm has no meaningful keys: it warms up a connection, or flushes the device.
+    /// Whether a run needs the initiator: because one end is staged, or because the peer would take its imm for the
+    /// wake imm.
     fn is_staged(&self, run: &WorkRequest, pieces: &[Piece]) -> bool {
-        let has_no_keys = |piece: &Piece| {
-            piece.len == 0 && run.imm.is_none() && (run.kind == WorkKind::Write || self.is_flush(run))
-        };
-        let is_remote_staged =
-            |piece: &Piece| run.kind != WorkKind::Send && piece.remote & KeyMaterial::STAGED != 0;
-        let is_any_staged = |first: &Piece| run.lkey & KeyMaterial::STAGED != 0 || is_remote_staged(first);
-        pieces.first().is_some_and(|first| !has_no_keys(first) && is_any_staged(first))
-            || (run.imm == Some(WAKE_IMM)
-                && self
-                    .domain
-                    .connections
-                    .of(run.peer)
-                    .is_some_and(|connection| connection.looks_like_wake_imm(run.kind, run.imm)))
+        pieces.first().is_some_and(|first| self.has_staged_end(run, first)) || self.has_colliding_imm(run)
+    }
+
+    /// Whether the local or the remote key of a run is that of a staged region.
+    fn has_staged_end(&self, run: &WorkRequest, first: &Piece) -> bool {
+        // A run without bytes and imm has no meaningful keys: it warms up a connection, or flushes the device.
+        if first.len == 0 && run.imm.is_none() && (run.kind == WorkKind::Write || self.is_flush(run)) {
+            return false;
+        }
+        let is_remote_staged = run.kind != WorkKind::Send && first.remote & KeyMaterial::STAGED != 0;
+        run.lkey & KeyMaterial::STAGED != 0 || is_remote_staged
+    }
+
+    /// Whether the peer would take the imm of a run for the wake imm.
+    fn has_colliding_imm(&self, run: &WorkRequest) -> bool {
+        let collides = |connection: Arc<Connection>| connection.collides_with_wake_imm(run.kind, run.imm);
+        // The comparison avoids the lock of the connections.
+        run.imm == Some(WAKE_IMM) && self.domain.connections.of(run.peer).is_some_and(collides)
     }
 
     /// Whether a run without bytes flushes the device.
@@ -425,7 +429,7 @@ impl StagedEndpoint {
         run.kind == WorkKind::Read && scope == DeliveredScope::Device
     }
 
-    /// Whether each peer that stages wakes this worker when it writes to the staging buffer.
+    /// Whether each peer that stages wakes this worker when it writes into the staging buffer.
     #[cfg(unix)]
     fn is_woken_by_all_peers(&self) -> bool {
         let mut remotes = self.peers.iter().flatten().filter_map(|peer| peer.connection.remote_buffer());

@@ -1,4 +1,4 @@
-//! The GPU memory that the inner device did register, so that staged bytes can be copied from or into it by its GPU.
+//! The GPU memory that the inner device did register. Its GPU copies staged bytes from and into it.
 //!
 //! If only the peer's region is staged, this process still copies a read's bytes from a slot into its own region.
 

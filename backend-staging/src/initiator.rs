@@ -1,38 +1,44 @@
 //! The initiator of a connection: the engine's work requests to one peer for which this process's memory, the peer's,
-//! or both are staged. It cuts them into pieces of one slot each.
+//! or both are staged. The initiator cuts each work request into parts that fit a slot. In this file, to *copy* is to
+//! copy within a process, by its processor or GPU; to *transfer* is to move bytes by the inner device.
 //!
-//! The steps of a slot depend on which side is staged:
+//! The steps of a slot for a write or a send:
 //!
-//! - For a write or a send from staged memory, the bytes are copied into the slot first.
-//! - The inner device then moves the bytes: for a write to the peer's slot if the peer's memory is staged, else
-//!   directly to the peer's memory. For a read of memory that is not staged, it reads them into the slot.
-//! - If the peer's memory is staged, a request asks the target to copy (write) or to send the bytes (read), and the
-//!   slot waits for the response.
-//! - The bytes of a read are copied out of the slot last.
+//! 1. If this process's memory is staged, the initiator copies the bytes into its slot.
+//! 2. The inner device transfers the bytes: to the peer's slot if the peer's memory is staged, otherwise directly to
+//!    the peer's memory.
+//! 3. If the peer's memory is staged, the initiator sends a slot request, by which the target copies the bytes from its
+//!    slot into its region, and waits for the response.
+//!
+//! The steps of a slot for a read:
+//!
+//! 1. If the peer's memory is staged, the initiator sends a slot request, by which the target copies the bytes from its
+//!    region into its slot and transfers them to the initiator's slot. The initiator waits for the response. If the
+//!    peer's memory is not staged, the inner device reads the bytes into the initiator's slot.
+//! 2. The initiator copies the bytes from its slot into this process's memory.
 //!
 //! Then the slot is free again. The bytes are in their destination by then, so a completed work request is delivered.
 //! Slots are independent of each other, and finish in any order.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 
+use multirail_spi::staging::{
+    SlotContent, SlotRequest, SlotRequestKind, StagedWork, StagedWorkQueue, WorkFailure,
+};
 use multirail_spi::{ErrorKind, Event, KeyMaterial, Status, WorkKind, WorkRequest};
 
-use crate::connection::Connection;
-use crate::context::{Context, CopyTag};
+use crate::connection::{Connection, EndpointContext};
+use crate::copies::CopyTag;
 use crate::region::StagedRegion;
 use crate::staging_buffer::{SLOT_COUNT, SLOT_LEN, StagingBuffer};
-use crate::wire::{RequestKind, SlotRequest, decode_response};
+use crate::wire::{NumberedRequest, decode_response};
 use crate::wr_id::{InternalWrId, WrRole, staging_status};
 
-pub(crate) struct Initiator {
+pub(crate) struct SlotInitiator {
     connection: Arc<Connection>,
-    /// The work requests that have not ended, by number, in the order of posting.
-    wrs: BTreeMap<u64, StagedWr>,
-    /// The number of the next work request.
-    next_wr: u64,
-    /// From this number on, work requests may have bytes that no slot has taken yet.
-    first_unassigned: u64,
+    /// The work requests that have not ended.
+    queue: StagedWorkQueue<WorkEnds>,
     /// The numbers of work requests whose bytes have arrived by several slots, and whose imm needs a slot of its own
     /// now.
     due_imms: VecDeque<u64>,
@@ -43,51 +49,33 @@ pub(crate) struct Initiator {
     waiting_copies: VecDeque<usize>,
 }
 
-/// A work request of the engine.
-struct StagedWr {
-    work: WorkRequest,
+/// Which of the two ends of a work request are staged.
+struct WorkEnds {
     /// This process's region, if it is staged.
     local: Option<Arc<StagedRegion>>,
     /// Whether the peer's region is staged.
     is_remote_staged: bool,
-    /// Whether the imm is sent in a [`SlotRequest`], because the peer would mistake it for the wake imm.
-    sends_imm_in_request: bool,
-    /// The number of bytes that have been assigned to slots.
-    assigned: u64,
-    /// The number of slots that are busy with this work request.
-    open_slots: usize,
-    /// Whether the imm still needs a slot. Without an imm it is true until the first slot is assigned, because a work
-    /// request without bytes and imm needs a slot, too.
-    is_imm_unassigned: bool,
-    failure: Option<Failure>,
-}
-
-/// Why a work request failed.
-#[derive(Clone, Copy)]
-struct Failure {
-    status: Status,
-    /// Whether the peer may have died: then the engine asks the peer ([`Event::FailedUnconfirmed`]).
-    is_unconfirmed: bool,
+    /// Whether the imm is sent in a slot request, because the peer would take it for the
+    /// [`WAKE_IMM`](crate::wire::WAKE_IMM).
+    sends_imm_in_slot_request: bool,
 }
 
 /// The state of one slot.
+#[derive(Clone, Copy)]
 struct InitiatorSlot {
     step: InitiatorStep,
-    /// The number of the work request; `None` once that has ended.
-    wr: Option<u64>,
-    /// The slot's bytes: their offset in the work request, and their number.
-    offset: u64,
-    len: u64,
+    /// The part of a work request that the slot carries.
+    content: SlotContent,
     /// The imm that is delivered after the slot's bytes.
     imm: Option<u32>,
-    /// The sequence number of the slot's latest request to the target.
+    /// The sequence number of the slot's latest slot request.
     sequence: u32,
-    /// Whether the RDMA write of the request is posted and has not completed.
-    is_request_posted: bool,
-    /// Whether the RDMA write of the request has failed once: the target may or may not have received the request.
-    is_request_in_doubt: bool,
-    /// Whether the request has to be posted again. The target serves only the first one with a sequence number.
-    is_repeat_due: bool,
+    /// Whether the RDMA write of the slot request is posted and has not completed.
+    is_write_posted: bool,
+    /// Whether the RDMA write of the slot request has failed once: the slot request may have arrived nevertheless.
+    may_have_arrived: bool,
+    /// Whether the slot request has to be written again. The target serves a sequence number only once.
+    must_repeat: bool,
 }
 
 /// What a slot is busy with.
@@ -96,7 +84,7 @@ enum InitiatorStep {
     Free,
     /// Copying from this process's region into the slot.
     CopyingIn,
-    /// The inner device moves the bytes.
+    /// The inner device transfers the bytes.
     Transferring,
     /// Waiting for the target's response.
     AwaitingResponse,
@@ -104,60 +92,49 @@ enum InitiatorStep {
     CopyingOut,
 }
 
-impl Initiator {
+impl SlotInitiator {
     pub(crate) fn new(connection: Arc<Connection>) -> Self {
-        let slot = |_| InitiatorSlot {
+        let slot = InitiatorSlot {
             step: InitiatorStep::Free,
-            wr: None,
-            offset: 0,
-            len: 0,
+            content: SlotContent::default(),
             imm: None,
             sequence: 0,
-            is_request_posted: false,
-            is_request_in_doubt: false,
-            is_repeat_due: false,
+            is_write_posted: false,
+            may_have_arrived: false,
+            must_repeat: false,
         };
         Self {
             connection,
-            wrs: BTreeMap::new(),
-            next_wr: 0,
-            first_unassigned: 0,
+            queue: StagedWorkQueue::default(),
             due_imms: VecDeque::new(),
-            slots: (0..SLOT_COUNT).map(slot).collect(),
+            slots: vec![slot; SLOT_COUNT],
             free: (0..SLOT_COUNT).rev().collect(),
             waiting_copies: VecDeque::new(),
         }
     }
 
-    /// Whether there is room for one more work request of this kind: for twice as many as there are slots. A longer
-    /// queue would delay operations that the engine prefers later, and those for other peers. Sends may wait long for
-    /// the peer's receives, so they leave half of the slots to other kinds.
+    /// Whether there is room for one more work request of this kind. The queue has room for twice [`SLOT_COUNT`] work
+    /// requests. A longer queue would delay operations that the engine prefers later, and those for other peers. Sends
+    /// may wait long for the peer's receives, so at most half of [`SLOT_COUNT`] sends are queued.
     pub(crate) fn has_room(&self, kind: WorkKind) -> bool {
-        let is_send = |wr: &&StagedWr| wr.work.kind == WorkKind::Send;
-        self.wrs.len() < 2 * SLOT_COUNT
-            && (kind != WorkKind::Send || self.wrs.values().filter(is_send).count() < SLOT_COUNT / 2)
+        let is_send = |work: &&StagedWork<WorkEnds>| work.posted.kind == WorkKind::Send;
+        self.queue.len() < 2 * SLOT_COUNT
+            && (kind != WorkKind::Send || self.queue.iter().filter(is_send).count() < SLOT_COUNT / 2)
     }
 
     /// Queues a work request. `local` is this process's region, if that is staged.
     pub(crate) fn push(&mut self, work: &WorkRequest, local: Option<Arc<StagedRegion>>) {
         let is_remote_staged = work.kind != WorkKind::Send && work.remote & KeyMaterial::STAGED != 0;
-        let looks_like_wake_imm = self.connection.looks_like_wake_imm(work.kind, work.imm);
-        let wr = StagedWr {
-            work: *work,
-            local,
-            is_remote_staged,
-            sends_imm_in_request: !is_remote_staged && looks_like_wake_imm,
-            assigned: 0,
-            open_slots: 0,
-            is_imm_unassigned: true,
-            failure: None,
-        };
-        self.wrs.insert(self.next_wr, wr);
-        self.next_wr += 1;
+        let collides = self.connection.collides_with_wake_imm(work.kind, work.imm);
+        let ends =
+            WorkEnds { local, is_remote_staged, sends_imm_in_slot_request: !is_remote_staged && collides };
+        // A work request without bytes takes a slot, too.
+        let needs_empty_slot = work.imm.is_some() || work.len == 0;
+        self.queue.push(work, ends, needs_empty_slot);
     }
 
     /// Advances all slots, and assigns the free ones.
-    pub(crate) fn advance(&mut self, context: &mut Context<'_>) {
+    pub(crate) fn advance(&mut self, context: &mut EndpointContext<'_>) {
         for _ in 0..self.waiting_copies.len() {
             if let Some(index) = self.waiting_copies.pop_front() {
                 self.begin_copy(index, context);
@@ -175,12 +152,11 @@ impl Initiator {
         &mut self,
         index: usize,
         result: Result<(), ErrorKind>,
-        context: &mut Context<'_>,
+        context: &mut EndpointContext<'_>,
     ) {
-        let number = self.slots[index].wr;
-        let is_alive = self.wr(number).is_some_and(|wr| wr.failure.is_none());
+        let is_alive = self.work_of(index).is_some_and(|work| work.failure().is_none());
         match (self.slots[index].step, result) {
-            (_, Err(kind)) => self.finish_slot(index, Err(Failure::new(staging_status(kind))), context),
+            (_, Err(kind)) => self.finish_slot(index, Err(staging_status(kind).into()), context),
             (InitiatorStep::CopyingIn, Ok(())) if is_alive => self.transfer(index, context),
             _ => self.finish_slot(index, Ok(()), context),
         }
@@ -192,50 +168,62 @@ impl Initiator {
         id: InternalWrId,
         result: Result<(), Status>,
         is_unconfirmed: bool,
-        context: &mut Context<'_>,
+        context: &mut EndpointContext<'_>,
     ) {
         let index = id.slot;
-        let Some(slot) = self.slots.get(index) else { return };
-        let (number, imm) = (slot.wr, slot.imm);
+        if index >= self.slots.len() {
+            return;
+        }
         match (id.role, result) {
-            (WrRole::InitiatorData, Ok(())) => {
-                let Some(wr) = self.wr(number) else { return };
-                match (wr.work.kind, wr.needs_request(imm), wr.failure.is_some()) {
-                    (_, _, true) => self.finish_slot(index, Ok(()), context),
-                    (WorkKind::Write, true, _) => self.begin_request(index, context),
-                    (WorkKind::Read, ..) => self.copy_out(index, context),
-                    _ => self.finish_slot(index, Ok(()), context),
-                }
-            }
+            (WrRole::InitiatorData, Ok(())) => self.on_transferred(index, context),
             (WrRole::InitiatorData, Err(status)) => {
-                self.finish_slot(index, Err(Failure { status, is_unconfirmed }), context);
+                self.finish_slot(index, Err(WorkFailure { status, is_unconfirmed }), context);
             }
             (_, Ok(())) => {
-                self.slots[index].is_request_posted = false;
+                self.slots[index].is_write_posted = false;
                 self.poll_response(index, context);
             }
-            (_, Err(status)) => {
-                let slot = &mut self.slots[index];
-                (slot.is_request_posted, slot.is_request_in_doubt, slot.is_repeat_due) = (false, true, true);
-                // The write may have arrived, so the inner backend does not repeat it: its imm could be reported twice.
-                // The initiator can repeat it, because the target ignores a request that it has served. If the
-                // connection was only interrupted, the work request continues. If the peer has died, another event
-                // reports that.
-                let is_interrupted = is_unconfirmed && status.kind == ErrorKind::Unreachable;
-                tracing::debug!(slot = index, status.code, is_interrupted, "staging: a request failed");
-                if let Some(wr) = self.wr(number).filter(|_| !is_interrupted) {
-                    wr.fail(Failure { status, is_unconfirmed });
-                }
-            }
+            (_, Err(status)) => self.on_slot_request_failed(index, WorkFailure { status, is_unconfirmed }),
+        }
+    }
+
+    /// Continues with a slot whose bytes the inner device has transferred.
+    fn on_transferred(&mut self, index: usize, context: &mut EndpointContext<'_>) {
+        let imm = self.slots[index].imm;
+        let Some(work) = self.work_of(index) else { return };
+        if work.failure().is_some() {
+            return self.finish_slot(index, Ok(()), context);
+        }
+        match work.posted.kind {
+            WorkKind::Write if work.extra.need_slot_request(imm) => self.begin_slot_request(index, context),
+            WorkKind::Read => self.copy_out(index, context),
+            _ => self.finish_slot(index, Ok(()), context),
+        }
+    }
+
+    /// Notes that the RDMA write of a slot request has failed: the next poll repeats it. Fails the slot's work request,
+    /// unless the connection was only interrupted: then the work request continues.
+    ///
+    /// The RDMA write may have arrived. The inner backend does not repeat it, because its imm could then be reported
+    /// twice. The initiator can repeat it, because the target ignores a slot request that it has served already. If the
+    /// peer has died, another event reports that.
+    fn on_slot_request_failed(&mut self, index: usize, failure: WorkFailure) {
+        let slot = &mut self.slots[index];
+        (slot.is_write_posted, slot.may_have_arrived, slot.must_repeat) = (false, true, true);
+        let status = failure.status;
+        let is_interrupted = failure.is_unconfirmed && status.kind == ErrorKind::Unreachable;
+        tracing::debug!(slot = index, status.code, is_interrupted, "staging: a request failed");
+        if let Some(work) = self.work_of(index).filter(|_| !is_interrupted) {
+            work.fail(failure);
         }
     }
 
     /// Fails all work requests with `kind`. A work request whose memory this process or the peer may still access ends
     /// once they no longer do.
-    pub(crate) fn stop(&mut self, kind: ErrorKind, context: &mut Context<'_>) {
+    pub(crate) fn stop(&mut self, kind: ErrorKind, context: &mut EndpointContext<'_>) {
         self.report_ended(context.events);
-        let failure = Failure::new(staging_status(kind));
-        self.wrs.values_mut().for_each(|wr| wr.fail(failure));
+        let failure = WorkFailure::from(staging_status(kind));
+        self.queue.fail_all(failure);
         self.due_imms.clear();
         // Copies that have not begun, and internal work requests that were not posted, access nothing.
         for index in std::mem::take(&mut self.waiting_copies) {
@@ -246,7 +234,7 @@ impl Initiator {
             let Some(id) = InternalWrId::decode(work.id) else { return true };
             match id.role {
                 WrRole::TargetData | WrRole::Response => true,
-                WrRole::Request if self.slots[id.slot].is_request_in_doubt => {
+                WrRole::Request if self.slots[id.slot].may_have_arrived => {
                     repeated.push(id.slot);
                     true
                 }
@@ -256,14 +244,14 @@ impl Initiator {
                 }
             }
         });
-        // These requests were posted before, so the target may be serving them. Their repetition stays in the outbox,
-        // as a `Cancel` request: the response to it tells when the target no longer accesses its region.
+        // These slot requests were posted before, so the target may be serving them. The repeated write stays in the
+        // outbox, but as a `Cancel`: the response to it tells when the target no longer accesses its region.
         for index in repeated {
-            let request = self.request_of(index);
-            self.connection.buffer.set_request(index, request);
+            let slot_request = self.slot_request_of(index);
+            self.connection.buffer.set_request(index, slot_request);
         }
         for id in removed {
-            self.slots[id.slot].is_request_posted = false;
+            self.slots[id.slot].is_write_posted = false;
             self.finish_slot(id.slot, Err(failure), context);
         }
         self.report_ended(context.events);
@@ -273,65 +261,43 @@ impl Initiator {
     /// memory any more.
     pub(crate) fn fail(&mut self, kind: ErrorKind, events: &mut VecDeque<Event>) {
         self.report_ended(events);
-        let failure = Failure::new(staging_status(kind));
-        for wr in self.wrs.values_mut() {
-            wr.fail(failure);
-            wr.open_slots = 0;
-        }
-        self.report_ended(events);
+        self.queue.fail_all(staging_status(kind).into());
+        events.extend(self.queue.remove_all().map(|work| work.event()));
     }
 
-    fn wr(&mut self, number: Option<u64>) -> Option<&mut StagedWr> {
-        self.wrs.get_mut(&number?)
+    /// The work request whose bytes the slot carries.
+    fn work_of(&mut self, index: usize) -> Option<&mut StagedWork<WorkEnds>> {
+        self.queue.get_mut(self.slots[index].content.work)
     }
 
     /// Assigns the free slots to due imms first, and then to bytes in the order of posting.
-    fn assign_slots(&mut self, context: &mut Context<'_>) {
+    fn assign_slots(&mut self, context: &mut EndpointContext<'_>) {
         while !self.free.is_empty() {
             if let Some(number) = self.due_imms.pop_front() {
-                let imm = self.wr(Some(number)).and_then(|wr| {
-                    let is_unassigned = std::mem::take(&mut wr.is_imm_unassigned);
-                    wr.work.imm.filter(|_| is_unassigned)
-                });
-                if imm.is_some() {
-                    self.begin_slot(number, 0, 0, imm, context);
+                let Some(work) = self.queue.get_mut(Some(number)) else { continue };
+                let imm = work.posted.imm;
+                if let Some(content) = work.assign_empty() {
+                    self.begin_slot(content, imm, context);
                 }
                 continue;
             }
-            let Some((&number, wr)) = self.wrs.range_mut(self.first_unassigned..).next() else { return };
-            let (offset, len) = (wr.assigned, (wr.work.len - wr.assigned).min(SLOT_LEN as u64));
-            if wr.failure.is_some() || (len == 0 && (offset > 0 || !wr.is_imm_unassigned)) {
-                self.first_unassigned = number + 1;
-                continue;
-            }
+            let Some(work) = self.queue.next_unassigned() else { return };
+            let content = work.assign(SLOT_LEN as u64);
             // If all bytes fit one slot, that slot takes the imm. Otherwise the imm gets a slot of its own once all
             // bytes have arrived (see `finish_slot`).
-            let is_whole = len == wr.work.len;
-            let imm = wr.work.imm.filter(|_| is_whole);
-            if is_whole || wr.work.imm.is_none() {
-                wr.is_imm_unassigned = false;
-            }
-            wr.assigned += len;
-            self.begin_slot(number, offset, len, imm, context);
+            let imm = work.posted.imm.filter(|_| content.len == work.posted.len);
+            self.begin_slot(content, imm, context);
         }
     }
 
-    /// Takes a free slot for a piece of a work request.
-    fn begin_slot(
-        &mut self,
-        number: u64,
-        offset: u64,
-        len: u64,
-        imm: Option<u32>,
-        context: &mut Context<'_>,
-    ) {
+    /// Takes a free slot for a part of a work request.
+    fn begin_slot(&mut self, content: SlotContent, imm: Option<u32>, context: &mut EndpointContext<'_>) {
+        let Some(work) = self.queue.get_mut(content.work) else { return };
         let Some(index) = self.free.pop() else { return };
-        let Some(wr) = self.wr(Some(number)) else { return self.free.push(index) };
-        wr.open_slots += 1;
-        let copies_in = wr.work.kind != WorkKind::Read && wr.local.is_some() && len > 0;
+        let copies_in = work.posted.kind != WorkKind::Read && work.extra.local.is_some() && content.len > 0;
         let slot = &mut self.slots[index];
-        (slot.wr, slot.offset, slot.len, slot.imm) = (Some(number), offset, len, imm);
-        (slot.is_request_in_doubt, slot.is_repeat_due) = (false, false);
+        (slot.content, slot.imm) = (content, imm);
+        (slot.may_have_arrived, slot.must_repeat) = (false, false);
         if copies_in {
             slot.step = InitiatorStep::CopyingIn;
             self.begin_copy(index, context);
@@ -340,18 +306,14 @@ impl Initiator {
         }
     }
 
-    /// Begins the copy of a slot: from this process's region in step `CopyingIn`, else into it.
-    fn begin_copy(&mut self, index: usize, context: &mut Context<'_>) {
-        let (step, number, offset, len) = {
-            let slot = &self.slots[index];
-            (slot.step, slot.wr, slot.offset, slot.len)
-        };
-        let Some(wr) = self.wr(number) else { return };
-        let local = wr.work.local.wrapping_add(offset as usize);
-        let location = wr
-            .local
-            .as_ref()
-            .map_or_else(|| context.gpu_memory.locate(local as u64), |region| region.location);
+    /// Begins the copy of a slot: from this process's region in step `CopyingIn`, otherwise into it.
+    fn begin_copy(&mut self, index: usize, context: &mut EndpointContext<'_>) {
+        let InitiatorSlot { step, content: SlotContent { offset, len, .. }, .. } = self.slots[index];
+        let Some(work) = self.work_of(index) else { return };
+        let local = work.posted.local.wrapping_add(offset as usize);
+        let region = work.extra.local.as_ref();
+        let location =
+            region.map_or_else(|| context.gpu_memory.locate(local as u64), |region| region.location);
         let buffer = &self.connection.buffer;
         let (to, from) = if step == InitiatorStep::CopyingIn {
             (buffer.initiator_slot(index), local.cast_const())
@@ -366,166 +328,132 @@ impl Initiator {
         }
     }
 
-    /// Posts the work request that moves the slot's bytes, or begins the request at once if the initiator moves none.
-    fn transfer(&mut self, index: usize, context: &mut Context<'_>) {
-        let (number, offset, len, imm) = {
-            let slot = &mut self.slots[index];
-            slot.step = InitiatorStep::Transferring;
-            (slot.wr, slot.offset, slot.len, slot.imm)
-        };
-        let Some(wr) = self.wr(number) else { return };
-        let (work, is_remote_staged, is_local_staged) = (wr.work, wr.is_remote_staged, wr.local.is_some());
-        let needs_request = wr.needs_request(imm);
-        if needs_request && (work.kind == WorkKind::Read || len == 0) {
-            return self.begin_request(index, context);
+    /// Posts the internal work request that transfers the slot's bytes. Sends the slot request at once if this process
+    /// transfers no bytes.
+    fn transfer(&mut self, index: usize, context: &mut EndpointContext<'_>) {
+        self.slots[index].step = InitiatorStep::Transferring;
+        let InitiatorSlot { content: SlotContent { offset, len, .. }, imm, .. } = self.slots[index];
+        let Some(StagedWork { posted, extra: ends, .. }) = self.work_of(index) else { return };
+        let (posted, is_remote_staged, is_local_staged) =
+            (*posted, ends.is_remote_staged, ends.local.is_some());
+        let needs_slot_request = ends.need_slot_request(imm);
+        if needs_slot_request && (posted.kind == WorkKind::Read || len == 0) {
+            return self.begin_slot_request(index, context);
         }
         let buffer = &self.connection.buffer;
         let (mut local, mut lkey) = (buffer.initiator_slot(index), buffer.lkey());
-        if !is_local_staged && work.kind != WorkKind::Read {
-            (local, lkey) = (work.local.wrapping_add(offset as usize), work.lkey);
+        if !is_local_staged && posted.kind != WorkKind::Read {
+            (local, lkey) = (posted.local.wrapping_add(offset as usize), posted.lkey);
         }
         let id = InternalWrId { role: WrRole::InitiatorData, peer: self.connection.peer, slot: index };
-        let mut internal = id.write(local, lkey, len, work.remote.wrapping_add(offset), work.rkey);
+        let mut internal = id.write(local, lkey, len, posted.remote.wrapping_add(offset), posted.rkey);
         if is_remote_staged {
             let Some(remote) = self.connection.remote_buffer() else {
-                let failure = Failure::new(staging_status(ErrorKind::Unreachable));
+                let failure = WorkFailure::from(staging_status(ErrorKind::Unreachable));
                 return self.finish_slot(index, Err(failure), context);
             };
             (internal.remote, internal.rkey) = (remote.target_slot(index), remote.rkey);
         } else {
-            (internal.kind, internal.imm) = (work.kind, imm.filter(|_| !needs_request));
+            (internal.kind, internal.imm) = (posted.kind, imm.filter(|_| !needs_slot_request));
         }
         context.outbox.push_back(internal);
     }
 
-    /// Sends the target a request for this slot, with a new sequence number.
-    fn begin_request(&mut self, index: usize, context: &mut Context<'_>) {
+    /// Sends the slot request of this slot, with a new sequence number.
+    fn begin_slot_request(&mut self, index: usize, context: &mut EndpointContext<'_>) {
         let slot = &mut self.slots[index];
         slot.sequence = slot.sequence.wrapping_add(1).max(1);
         slot.step = InitiatorStep::AwaitingResponse;
-        self.post_request(index, context);
+        self.post_slot_request(index, context);
     }
 
-    fn post_request(&mut self, index: usize, context: &mut Context<'_>) {
-        let request = self.request_of(index);
+    fn post_slot_request(&mut self, index: usize, context: &mut EndpointContext<'_>) {
+        let slot_request = self.slot_request_of(index);
         let Some(remote) = self.connection.remote_buffer() else { return };
         let buffer = &self.connection.buffer;
-        buffer.set_request(index, request);
+        buffer.set_request(index, slot_request);
         let id = InternalWrId { role: WrRole::Request, peer: self.connection.peer, slot: index };
         let (local, len) = (buffer.request_out(index), StagingBuffer::REQUEST_LEN);
         let mut internal = id.write(local, buffer.lkey(), len, remote.request(index), remote.rkey);
         internal.imm = remote.wake_imm;
         context.outbox.push_back(internal);
-        self.slots[index].is_request_posted = true;
+        self.slots[index].is_write_posted = true;
     }
 
-    /// The request for a slot: a `Cancel` if its work request has failed.
-    fn request_of(&mut self, index: usize) -> SlotRequest {
-        let slot = &self.slots[index];
-        let (number, sequence, imm, offset, len) = (slot.wr, slot.sequence, slot.imm, slot.offset, slot.len);
-        let cancel =
-            SlotRequest { sequence, kind: RequestKind::Cancel, key: 0, offset: 0, len: 0, imm: None };
-        let Some(wr) = self.wr(number).filter(|wr| wr.failure.is_none()) else {
-            return cancel;
+    /// The slot request of a slot: a `Cancel` if its work request has failed.
+    fn slot_request_of(&mut self, index: usize) -> NumberedRequest {
+        let InitiatorSlot { sequence, imm, content: SlotContent { offset, len, .. }, .. } = self.slots[index];
+        let without_region = |kind| SlotRequest { kind, key: 0, offset: 0, len: 0 };
+        let Some(work) = self.work_of(index).filter(|work| work.failure().is_none()) else {
+            return NumberedRequest { sequence, request: without_region(SlotRequestKind::Cancel), imm: None };
         };
-        if !wr.is_remote_staged {
-            return SlotRequest { kind: RequestKind::Imm, imm, ..cancel };
-        }
-        let work = wr.work;
-        let kind = if work.kind == WorkKind::Read { RequestKind::Read } else { RequestKind::Write };
-        let offset = (work.remote & !KeyMaterial::STAGED) + offset;
-        SlotRequest { sequence, kind, key: work.rkey, offset, len, imm }
+        let request = if work.extra.is_remote_staged {
+            let is_read = work.posted.kind == WorkKind::Read;
+            let kind = if is_read { SlotRequestKind::Read } else { SlotRequestKind::Write };
+            let offset = (work.posted.remote & !KeyMaterial::STAGED) + offset;
+            SlotRequest { kind, key: work.posted.rkey, offset, len }
+        } else {
+            without_region(SlotRequestKind::Imm)
+        };
+        NumberedRequest { sequence, request, imm }
     }
 
     /// Continues with a slot if the target has responded. Until then the target may access the slot and its own region.
-    fn poll_response(&mut self, index: usize, context: &mut Context<'_>) {
+    fn poll_response(&mut self, index: usize, context: &mut EndpointContext<'_>) {
         let slot = &mut self.slots[index];
-        if slot.step != InitiatorStep::AwaitingResponse || slot.is_request_posted {
+        if slot.step != InitiatorStep::AwaitingResponse || slot.is_write_posted {
             return;
         }
         let Some(result) = decode_response(self.connection.buffer.response_in(index), slot.sequence) else {
-            if std::mem::take(&mut slot.is_repeat_due) {
-                self.post_request(index, context);
+            if std::mem::take(&mut slot.must_repeat) {
+                self.post_slot_request(index, context);
             }
             return;
         };
-        let number = slot.wr;
-        let is_read = |wr: &mut StagedWr| wr.work.kind == WorkKind::Read && wr.failure.is_none();
-        let copies_out = self.wr(number).is_some_and(is_read);
+        let is_read =
+            |work: &mut StagedWork<_>| work.posted.kind == WorkKind::Read && work.failure().is_none();
+        let copies_out = self.work_of(index).is_some_and(is_read);
         *context.made_progress = true;
         match result {
             Ok(()) if copies_out => self.copy_out(index, context),
             result => {
-                let result = result.map_err(|kind| Failure::new(staging_status(kind)));
+                let result = result.map_err(|kind| staging_status(kind).into());
                 self.finish_slot(index, result, context);
             }
         }
     }
 
     /// Copies the bytes of a read from the slot into this process's region.
-    fn copy_out(&mut self, index: usize, context: &mut Context<'_>) {
+    fn copy_out(&mut self, index: usize, context: &mut EndpointContext<'_>) {
         self.slots[index].step = InitiatorStep::CopyingOut;
         self.begin_copy(index, context);
     }
 
     /// Frees a slot, and notes the result in its work request.
-    fn finish_slot(&mut self, index: usize, result: Result<(), Failure>, context: &mut Context<'_>) {
+    fn finish_slot(
+        &mut self,
+        index: usize,
+        result: Result<(), WorkFailure>,
+        context: &mut EndpointContext<'_>,
+    ) {
         *context.made_progress = true;
         let slot = &mut self.slots[index];
         slot.step = InitiatorStep::Free;
-        let number = slot.wr.take();
+        let content = std::mem::take(&mut slot.content);
         self.free.push(index);
-        let Some(wr) = self.wr(number) else { return };
-        wr.open_slots -= 1;
-        if let Err(failure) = result {
-            wr.fail(failure);
-        }
-        if wr.open_slots == 0 && wr.assigned == wr.work.len && wr.is_imm_unassigned {
-            self.due_imms.extend(number);
-        }
+        let work = self.queue.finish_slot(&content, result);
+        self.due_imms.extend(work.and_then(|work| work.needing_last_slot()));
     }
 
     /// Reports the work requests that have ended, and removes them.
     fn report_ended(&mut self, events: &mut VecDeque<Event>) {
-        let peer = self.connection.peer;
-        self.wrs.retain(|_, wr| {
-            if !wr.has_ended() {
-                return true;
-            }
-            let id = wr.work.id;
-            events.push_back(match wr.failure {
-                None => Event::Done { first: id, count: 1 },
-                Some(Failure { status, is_unconfirmed: false }) => Event::Failed { id, status },
-                Some(Failure { status, is_unconfirmed: true }) => {
-                    Event::FailedUnconfirmed { id, peer, status }
-                }
-            });
-            false
-        });
+        self.queue.remove_ended(|work| events.push_back(work.event()));
     }
 }
 
-impl StagedWr {
-    /// Whether a slot that delivers this imm sends a [`SlotRequest`].
-    fn needs_request(&self, imm: Option<u32>) -> bool {
-        self.is_remote_staged || (self.sends_imm_in_request && imm.is_some())
-    }
-
-    /// Notes the first failure. No further slots are assigned.
-    fn fail(&mut self, failure: Failure) {
-        self.failure.get_or_insert(failure);
-        self.assigned = self.work.len;
-        self.is_imm_unassigned = false;
-    }
-
-    fn has_ended(&self) -> bool {
-        self.open_slots == 0 && self.assigned == self.work.len && !self.is_imm_unassigned
-    }
-}
-
-impl Failure {
-    /// A failure after which the engine need not ask whether the peer is alive.
-    fn new(status: Status) -> Self {
-        Self { status, is_unconfirmed: false }
+impl WorkEnds {
+    /// Whether a slot that delivers this imm sends a slot request.
+    fn need_slot_request(&self, imm: Option<u32>) -> bool {
+        self.is_remote_staged || (self.sends_imm_in_slot_request && imm.is_some())
     }
 }

@@ -11,30 +11,30 @@
 //! target's worker copies the bytes from the region into a slot, and sends them to the initiator. All slots work in
 //! parallel.
 //!
-//! A *work request* (WR) is what the engine posts to an endpoint, as elsewhere. A *request* alone is a message by which
+//! A *work request* (WR) is what the engine posts to an endpoint, as elsewhere. A *slot request* is a message by which
 //! the initiator asks the target to copy a slot; the target answers each one by a *response*.
+//! [`multirail_spi::staging`] has what is the same in loopback's own staging.
 //!
 //! The modules, in reading order:
 //!
 //! - `backend`: [`Staged`] opens the devices of the inner backend.
 //! - `domain`: registers memory with the inner device, stages what the device refuses, and connects.
 //! - `region`: the staged regions of this process; `gpu_memory`: the GPU memory that the inner device did register.
-//! - `staging_buffer`: the memory layout of a staging buffer; `wire`: the requests and responses that two processes
-//!   write into each other's buffer; `offer`: how they tell each other about their buffers.
-//! - `connection`: the connections of a domain.
-//! - `endpoint`: posts plain work requests to the inner endpoint, and passes staged ones to `initiator`; `target`
-//!   serves the requests of peers. Both use the `context` of their endpoint.
+//! - `staging_buffer`: the memory layout of a staging buffer; `wire`: the slot requests and responses that two
+//!   processes write into each other's buffer; `offer`: how they tell each other about their buffers.
 //! - `copies`: copies between slots and regions, by the processor or by GPUs.
+//! - `connection`: the connections of a domain, and the parts of an endpoint that work on a connection uses.
+//! - `endpoint`: posts unstaged work requests to the inner endpoint, and passes staged ones to `initiator`; `target`
+//!   serves the slot requests of peers.
 //! - `receives`: receives into staged memory; `wr_id`: the work requests that this crate posts by itself.
 //!
-//! Cost: 4 MiB of registered memory in each process for each connection of a rail. Each request and each response
+//! Cost: 4 MiB of registered memory in each process for each connection of a rail. Each slot request and each response
 //! carries an imm that wakes the other process's worker. If the device cannot wake workers, they poll with naps, as
 //! they do without staging.
 #![deny(unsafe_code)]
 
 mod backend;
 mod connection;
-mod context;
 #[allow(unsafe_code, reason = "copies between slots and regions")]
 mod copies;
 #[allow(unsafe_code, reason = "passes on the safety contract of registration")]

@@ -1,4 +1,5 @@
-//! Receives into staged memory. The message arrives in a bounce buffer of host memory, and is copied from there.
+//! Receives into staged memory. A message arrives in a *bounce buffer*: host memory that is registered with the inner
+//! device. From there it is copied into the staged memory.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -7,8 +8,7 @@ use multirail_spi::{
     Access, Domain, ErrorKind, Event, HostBuffer, Memory, MemoryRegion, ReceiveRequest, Result,
 };
 
-use crate::context::CopyTag;
-use crate::copies::Copies;
+use crate::copies::{Copies, CopyTag};
 use crate::region::StagedRegion;
 use crate::wr_id::staging_status;
 
@@ -75,7 +75,7 @@ impl StagedReceives {
 
     /// Takes an event of the inner endpoint, and returns the event to report now. Returns `None` if a message has to be
     /// copied first.
-    pub(crate) fn on_event(&mut self, event: Event, copies: &mut Copies<CopyTag>) -> Option<Event> {
+    pub(crate) fn on_event(&mut self, event: Event, copies: &mut Copies) -> Option<Event> {
         let (Event::Received { id, .. } | Event::ReceiveFailed { id, .. }) = event else {
             return Some(event);
         };
@@ -93,7 +93,7 @@ impl StagedReceives {
         }
     }
 
-    fn copy(&mut self, id: u64, len: u64, copies: &mut Copies<CopyTag>) {
+    fn copy(&mut self, id: u64, len: u64, copies: &mut Copies) {
         let Some(receive) = self.outstanding.get(&id) else { return };
         let ends = (receive.local, receive.buffer.memory.as_ptr().cast_const(), len);
         // SAFETY: the receive is outstanding, so its buffer is valid by the contract of `post_recv`. The device has

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Poll;
 
+use multirail_spi::staging::SlotRequest;
 use multirail_spi::{Access, Error, ErrorKind, KeyMaterial, Memory, MemoryRegion, Result};
 
 use crate::copies::MemoryLocation;
@@ -67,26 +68,19 @@ impl StagedRegions {
         all.get(&(lkey & !KeyMaterial::STAGED)).filter(|_| lkey & KeyMaterial::STAGED != 0).cloned()
     }
 
-    /// Begins a peer's access to `len` bytes from `offset` on, if the region with this key allows it.
-    pub(crate) fn begin_access(
-        &self,
-        key: u64,
-        need: Access,
-        offset: u64,
-        len: u64,
-    ) -> Result<PeerAccess, ErrorKind> {
+    /// Begins the access that a peer requests, if the region allows it.
+    pub(crate) fn begin_access(&self, request: &SlotRequest) -> Result<PeerAccess, ErrorKind> {
         let region = {
             let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-            Arc::clone(all.get(&key).ok_or(ErrorKind::RemoteAccess)?)
+            Arc::clone(all.get(&request.key).ok_or(ErrorKind::RemoteAccess)?)
         };
-        let is_in_bounds = offset.checked_add(len).is_some_and(|end| end <= region.memory.len() as u64);
-        if !region.access.contains(need) || !is_in_bounds {
+        if !request.is_allowed(region.access, region.memory.len() as u64) {
             return Err(ErrorKind::RemoteAccess);
         }
         // This method counts the copy before it reads `is_revoked`, and `revoke` sets `is_revoked` before it reads the
         // count. So at least one of the two sees the other.
         region.peer_copies.fetch_add(1, SeqCst);
-        let start = (region.start + offset) as *mut u8;
+        let start = (region.start + request.offset) as *mut u8;
         let access = PeerAccess { region, start };
         if access.region.is_revoked.load(SeqCst) { Err(ErrorKind::Revoked) } else { Ok(access) }
     }
@@ -157,6 +151,7 @@ impl Drop for StagedRegistration {
 #[cfg(test)]
 mod tests {
     use multirail_spi::HostBuffer;
+    use multirail_spi::staging::SlotRequestKind::{Read, Write};
 
     use super::*;
 
@@ -168,22 +163,19 @@ mod tests {
         let key = staged.key();
         assert!(key.is_staged() && regions.by_lkey(staged.lkey()).is_some());
         assert!(regions.by_lkey(key.key).is_none(), "a peer's key is not an lkey");
-        let access = |need, offset, len| regions.begin_access(key.key, need, offset, len).map(|_| ());
-        assert_eq!(access(Access::REMOTE_WRITE, 4000, 96), Ok(()));
-        for (need, offset, len) in [
-            (Access::REMOTE_WRITE, 4000, 97),
-            (Access::REMOTE_WRITE, u64::MAX, 2),
-            (Access::REMOTE_READ, 0, 1),
-        ] {
-            assert_eq!(access(need, offset, len), Err(ErrorKind::RemoteAccess));
+        let begin =
+            |kind, offset, len| regions.begin_access(&SlotRequest { kind, key: key.key, offset, len });
+        let access = |kind, offset, len| begin(kind, offset, len).map(|_| ());
+        assert_eq!(access(Write, 4000, 96), Ok(()));
+        for (kind, offset, len) in [(Write, 4000, 97), (Write, u64::MAX, 2), (Read, 0, 1)] {
+            assert_eq!(access(kind, offset, len), Err(ErrorKind::RemoteAccess));
         }
-        let under_way =
-            regions.begin_access(key.key, Access::REMOTE_WRITE, 0, 1).unwrap_or_else(|why| panic!("{why:?}"));
+        let under_way = begin(Write, 0, 1).unwrap_or_else(|why| panic!("{why:?}"));
         assert!(staged.revoke().is_pending());
-        assert_eq!(access(Access::REMOTE_WRITE, 0, 1), Err(ErrorKind::Revoked));
+        assert_eq!(access(Write, 0, 1), Err(ErrorKind::Revoked));
         drop(under_way);
         assert!(staged.revoke().is_ready());
         drop(staged);
-        assert_eq!(access(Access::REMOTE_WRITE, 0, 1), Err(ErrorKind::RemoteAccess));
+        assert_eq!(access(Write, 0, 1), Err(ErrorKind::RemoteAccess));
     }
 }

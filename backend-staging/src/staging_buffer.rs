@@ -1,5 +1,5 @@
-//! The staging buffer of a connection: host memory with slots for staged bytes, and with the lines in which the two
-//! processes exchange requests and responses.
+//! The staging buffer of a connection: host memory with slots for staged bytes, and with the records by which the two
+//! processes exchange slot requests and responses.
 //!
 //! Each process has one buffer per connection. A process is the initiator of its own operations and the target of the
 //! peer's, so its buffer has one area of each kind for each role. All areas are indexed by slot.
@@ -14,34 +14,37 @@ use multirail_spi::{
     Access, Domain, Error, ErrorKind, HostBuffer, KeyMaterial, Memory, MemoryRegion, Result,
 };
 
-use crate::wire::{REQUEST_WORDS, SlotRequest};
+use crate::wire::{NumberedRequest, REQUEST_WORDS};
 
-/// The number of slots for each role. With 64 KiB per slot, 2 MiB are in transfer at a time. A 200 Gbps line takes 84
-/// µs for 2 MiB. A slot is in use for about as long: two GPU copies (15 µs each, H200) and three transfers over the
-/// line.
+/// The number of slots for each role. With 64 KiB per slot, 2 MiB are in transfer at a time. A network of 200 Gbps
+/// takes 84 µs for 2 MiB. A slot is in use for about as long: two GPU copies (15 µs each, H200) and three transfers
+/// over the network.
 pub(crate) const SLOT_COUNT: usize = 32;
 /// Bytes of a slot.
 pub(crate) const SLOT_LEN: usize = 64 << 10;
 
-/// Bytes of the line that holds one request or one response.
-const LINE_LEN: usize = 8 * REQUEST_WORDS;
-const LINES_LEN: usize = SLOT_COUNT * LINE_LEN;
-/// The peer writes its responses and its requests here.
+/// Bytes of the record that holds one slot request or one response: a cache line.
+const RECORD_LEN: usize = 8 * REQUEST_WORDS;
+/// Bytes of one record for each slot.
+const RECORDS_LEN: usize = SLOT_COUNT * RECORD_LEN;
+/// The offset of the records into which the peer writes its responses.
 const RESPONSES_IN: usize = 0;
-const REQUESTS_IN: usize = LINES_LEN;
-/// The sources of the RDMA writes that send this process's requests and responses.
-const REQUESTS_OUT: usize = 2 * LINES_LEN;
-const RESPONSES_OUT: usize = 3 * LINES_LEN;
-/// The slots of this process as target: bytes that the peer writes to a region here, or reads from one.
-const TARGET_SLOTS: usize = 4 * LINES_LEN;
-/// The slots of this process as initiator: bytes that it writes to a region of the peer, or has read from one.
+/// The offset of the records into which the peer writes its slot requests.
+const REQUESTS_IN: usize = RECORDS_LEN;
+/// The offset of this process's slot requests: the sources of the RDMA writes that send them.
+const REQUESTS_OUT: usize = 2 * RECORDS_LEN;
+/// The offset of this process's responses: the sources of the RDMA writes that send them.
+const RESPONSES_OUT: usize = 3 * RECORDS_LEN;
+/// The offset of this process's slots as target: bytes that the peer writes to a region here, or reads from one.
+const TARGET_SLOTS: usize = 4 * RECORDS_LEN;
+/// The offset of this process's slots as initiator: bytes that it writes to a region of the peer, or has read from one.
 const INITIATOR_SLOTS: usize = TARGET_SLOTS + SLOT_COUNT * SLOT_LEN;
 /// Bytes of a staging buffer.
 pub(crate) const BUFFER_LEN: usize = INITIATOR_SLOTS + SLOT_COUNT * SLOT_LEN;
 
 /// This process's staging buffer for one connection: 4 MiB and 8 KiB.
 ///
-/// The peer can write anywhere in it at any time. Requests and responses are therefore checked when they are read.
+/// The peer can write anywhere in it at any time. Slot requests and responses are therefore checked when they are read.
 /// Staged bytes are not: the peer could only corrupt its own transfers.
 pub(crate) struct StagingBuffer {
     /// Dropped before the memory, and before the page lock.
@@ -100,8 +103,8 @@ impl StagingBuffer {
     }
 
     fn lock(&self, device: &Device) -> (Option<PageLock>, Reach) {
-        // SAFETY: the memory stays mapped until the lock is dropped (see `drop`). It was registered before it is
-        // locked, which is harmless: no GPU copies from or to it except through this method.
+        // SAFETY: the memory stays mapped until the lock is dropped (see `drop`). It was registered with the inner
+        // device before it is page-locked. That is harmless, because GPUs copy from and to it only after this method.
         match unsafe { PageLock::new(device, self.memory.as_ptr(), BUFFER_LEN) } {
             Ok(lock) => (Some(lock), Reach::of_host(self.memory.as_ptr() as u64, BUFFER_LEN as u64)),
             Err(why) => {
@@ -121,45 +124,49 @@ impl StagingBuffer {
         self.at(INITIATOR_SLOTS + slot * SLOT_LEN)
     }
 
-    /// The source of the RDMA write that sends the request of a slot.
+    /// The source of the RDMA write that sends the slot request of a slot.
     pub(crate) fn request_out(&self, slot: usize) -> *mut u8 {
-        self.at(REQUESTS_OUT + slot * LINE_LEN)
+        self.at(REQUESTS_OUT + slot * RECORD_LEN)
     }
 
     /// The source of the RDMA write that sends the response of a slot.
     pub(crate) fn response_out(&self, slot: usize) -> *mut u8 {
-        self.at(RESPONSES_OUT + slot * LINE_LEN)
+        self.at(RESPONSES_OUT + slot * RECORD_LEN)
     }
 
-    /// Bytes of the RDMA write that sends a request.
-    pub(crate) const REQUEST_LEN: u64 = LINE_LEN as u64;
+    /// Bytes of the RDMA write that sends a slot request.
+    pub(crate) const REQUEST_LEN: u64 = RECORD_LEN as u64;
     /// Bytes of the RDMA write that sends a response.
     pub(crate) const RESPONSE_LEN: u64 = 8;
 
-    pub(crate) fn set_request(&self, slot: usize, request: SlotRequest) {
+    /// Stores a slot request for the RDMA write that sends it.
+    pub(crate) fn set_request(&self, slot: usize, request: NumberedRequest) {
         for (index, word) in request.to_words().into_iter().enumerate() {
-            self.word(REQUESTS_OUT + slot * LINE_LEN + 8 * index).store(word, Ordering::Relaxed);
+            self.word(REQUESTS_OUT + slot * RECORD_LEN + 8 * index).store(word, Ordering::Relaxed);
         }
+        // A device reads the words only after the endpoint has posted the RDMA write. The fence keeps the stores before
+        // the stores by which the endpoint posts it.
         fence(Ordering::Release);
     }
 
+    /// Stores a response for the RDMA write that sends it.
     pub(crate) fn set_response(&self, slot: usize, word: u64) {
-        self.word(RESPONSES_OUT + slot * LINE_LEN).store(word, Ordering::Release);
+        self.word(RESPONSES_OUT + slot * RECORD_LEN).store(word, Ordering::Release);
     }
 
-    /// The peer's latest request for a slot; `None` while it is incomplete. All bytes that the peer wrote before the
-    /// request are visible.
-    pub(crate) fn request_in(&self, slot: usize) -> Option<SlotRequest> {
+    /// The peer's latest slot request for a slot; `None` while it is incomplete. All bytes that the peer wrote before
+    /// the request are visible.
+    pub(crate) fn request_in(&self, slot: usize) -> Option<NumberedRequest> {
         let words = std::array::from_fn(|index| {
-            self.word(REQUESTS_IN + slot * LINE_LEN + 8 * index).load(Ordering::Relaxed)
+            self.word(REQUESTS_IN + slot * RECORD_LEN + 8 * index).load(Ordering::Relaxed)
         });
         fence(Ordering::Acquire);
-        SlotRequest::from_words(&words)
+        NumberedRequest::from_words(&words)
     }
 
     /// The peer's latest response for a slot. All bytes that the peer wrote before the response are visible.
     pub(crate) fn response_in(&self, slot: usize) -> u64 {
-        self.word(RESPONSES_IN + slot * LINE_LEN).load(Ordering::Acquire)
+        self.word(RESPONSES_IN + slot * RECORD_LEN).load(Ordering::Acquire)
     }
 
     fn at(&self, offset: usize) -> *mut u8 {
@@ -170,7 +177,7 @@ impl StagingBuffer {
     fn word(&self, offset: usize) -> &AtomicU64 {
         assert!(offset + 8 <= BUFFER_LEN && offset.is_multiple_of(8));
         // SAFETY: the word is in bounds, and aligned because the mapping begins at a page. The mapping lives as long as
-        // `self`, and these lines are only accessed by atomics here and by devices.
+        // `self`, and these records are only accessed by atomics here and by devices.
         unsafe { AtomicU64::from_ptr(self.at(offset).cast()) }
     }
 }
@@ -190,7 +197,7 @@ impl Drop for StagingBuffer {
 pub(crate) struct RemoteBuffer {
     pub base: u64,
     pub rkey: u64,
-    /// The imm of requests and responses; `None` if one of the two processes does not use
+    /// The imm of slot requests and responses; `None` if one of the two processes does not use
     /// [`WAKE_IMM`](crate::wire::WAKE_IMM).
     pub wake_imm: Option<u32>,
 }
@@ -206,13 +213,13 @@ impl RemoteBuffer {
         self.base + (INITIATOR_SLOTS + slot * SLOT_LEN) as u64
     }
 
-    /// The address at which the peer expects the request of a slot.
+    /// The address at which the peer expects the slot request of a slot.
     pub(crate) fn request(self, slot: usize) -> u64 {
-        self.base + (REQUESTS_IN + slot * LINE_LEN) as u64
+        self.base + (REQUESTS_IN + slot * RECORD_LEN) as u64
     }
 
     /// The address at which the peer expects the response of a slot.
     pub(crate) fn response(self, slot: usize) -> u64 {
-        self.base + (RESPONSES_IN + slot * LINE_LEN) as u64
+        self.base + (RESPONSES_IN + slot * RECORD_LEN) as u64
     }
 }

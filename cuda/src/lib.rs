@@ -9,7 +9,8 @@
 //!   it by its DMA-BUF.
 //! - [`PinnedBuffer`]: host memory that is page-locked for GPUs, by a [`PageLock`].
 //! - [`CudaSignal`]: a word that a stream waits for, or that a stream writes to begin a transfer.
-//! - [`BatchCopier`]: batches of copies on one GPU that complete later. Loopback and staging copy by it.
+//! - [`BatchCopier`]: batches of copies on one GPU that complete later; [`CopyQueue`] keeps a tag with each batch.
+//!   Loopback and staging copy by it.
 //! - [`ExportedMemory`], [`ImportedMemory`]: GPU memory that another process maps.
 //! - [`PlainCopy`]: one copy by CUDA alone, the upper limit of benchmarks.
 //!
@@ -43,6 +44,7 @@ mod attributes;
 mod background;
 mod batch;
 mod batch_copier;
+mod copy_queue;
 mod device;
 mod driver;
 mod kernels;
@@ -58,6 +60,7 @@ mod tables;
 
 pub use background::drop_in_background;
 pub use batch_copier::BatchCopier;
+pub use copy_queue::CopyQueue;
 /// The crate whose slices [`CudaMemory::of_slice`] takes.
 pub use cudarc;
 pub use device::{Device, Uuid, WritesOrdering};

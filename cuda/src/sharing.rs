@@ -92,7 +92,7 @@ impl ImportedMemory {
         let fits = exported.offset.checked_add(len).is_some_and(|end| end <= exported.size);
         let size = usize::try_from(exported.size).ok().filter(|_| fits);
         let Some(size) = size else {
-            let why = "the peer's memory is larger than its allocation: do not trust this peer";
+            let why = "the peer's memory is larger than its allocation: the peer breaks the protocol, disconnect it";
             return Err(Error::new(ErrorKind::Protocol, "map GPU memory", why));
         };
         let device = Device::of_uuid(exported.gpu)?;
@@ -133,7 +133,7 @@ fn open_ipc_handle(bytes: &[u8; 64], len: u64, offset: u64) -> Result<CUdevicept
     // The size that the peer sent is checked against the real one: there may be other allocations behind this one.
     let fits = allocation(start, 1).and_then(|whole| {
         let inside = offset.checked_add(len).is_some_and(|end| end <= whole.len);
-        let why = "the peer's memory goes beyond its allocation: do not trust this peer";
+        let why = "the peer's memory goes beyond its allocation: the peer breaks the protocol, disconnect it";
         let beyond = || Error::new(ErrorKind::Protocol, "map GPU memory", why);
         (inside && whole.start == start).then_some(start).ok_or_else(beyond)
     });

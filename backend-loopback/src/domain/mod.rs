@@ -17,13 +17,13 @@ use crate::config::LoopbackConfig;
 use crate::direct::{LoopbackDirect, MAX_DIRECT};
 use crate::domain_state::DomainState;
 use crate::endpoint::LoopbackEndpoint;
-use crate::host::{Host, random};
-use crate::imports::{ImportHandle, Imports, resolve};
+use crate::host::{HostIdentity, random};
+use crate::imports::{ImportHandle, ImportTable, resolve};
 use crate::inbound::Inbound;
-use crate::offer::Offer;
+use crate::offer::LoopbackOffer;
 use crate::outbound::{Outbound, PeerLocation};
 use crate::peer_table::PeerTable;
-use crate::regions::{Regions, Registration};
+use crate::regions::{RegionHandle, Regions};
 use crate::segment::Segment;
 use crate::segment::lease_table::REGION_SLOTS;
 use crate::segment::message_ring::MAX_MESSAGE;
@@ -43,7 +43,7 @@ const BATCH: u64 = 1 << 19;
 struct DomainInner {
     state: Arc<DomainState>,
     #[cfg(target_os = "linux")]
-    server: std::sync::OnceLock<server::Server>,
+    server: std::sync::OnceLock<server::DomainServer>,
 }
 
 impl Drop for DomainInner {
@@ -73,7 +73,7 @@ impl LoopbackDomain {
             gpus: config.gpus(),
             peers: PeerTable::default(),
             regions: Arc::new(Regions::default()),
-            imports: Arc::new(Imports::default()),
+            imports: Arc::new(ImportTable::default()),
             wakeup: Arc::default(),
             staging: config.staging,
             endpoint_open: AtomicBool::new(false),
@@ -95,11 +95,16 @@ impl LoopbackDomain {
         })
     }
 
-    fn prepare_with(&self, segment: Segment, host: Host, socket: String) -> Result<(PeerSlot, Vec<u8>)> {
+    fn prepare_with(
+        &self,
+        segment: Segment,
+        host: HostIdentity,
+        socket: String,
+    ) -> Result<(PeerSlot, Vec<u8>)> {
         let state = &self.inner.state;
         let token = random()?;
         let inbound = Arc::new(Inbound::new(segment, state.wakeup.clone(), token));
-        let offer = Offer { host, process: std::process::id(), domain: state.id, token, socket };
+        let offer = LoopbackOffer { host, process: std::process::id(), domain: state.id, token, socket };
         let bytes = offer.to_bytes()?;
         Ok((state.peers.insert(inbound), bytes))
     }
@@ -110,7 +115,7 @@ impl LoopbackDomain {
         if let Some(server) = self.inner.server.get() {
             return Ok(server.name().into());
         }
-        let server = server::Server::start(&self.inner.state)?;
+        let server = server::DomainServer::start(&self.inner.state)?;
         Ok(self.inner.server.get_or_init(|| server).name().into())
     }
 
@@ -133,7 +138,7 @@ impl Domain for LoopbackDomain {
         let (len, in_device_memory) = (memory.len() as u64, memory.kind() != MemoryKind::Host);
         let regions = &self.inner.state.regions;
         let key = regions.insert(memory, access)?;
-        Ok(Arc::new(Registration::new(regions, key, len, in_device_memory, self.inner.clone())))
+        Ok(Arc::new(RegionHandle::new(regions, key, len, in_device_memory, self.inner.clone())))
     }
 
     fn import(&self, peer: PeerSlot, key: &KeyMaterial, limit: Duration) -> Result<Arc<dyn RemoteMemory>> {
@@ -171,15 +176,15 @@ impl Domain for LoopbackDomain {
 
 impl Connector for LoopbackDomain {
     fn prepare(&self) -> Result<(PeerSlot, Vec<u8>)> {
-        self.prepare_with(Segment::create()?, Host::here(), self.socket()?)
+        self.prepare_with(Segment::create()?, HostIdentity::here(), self.socket()?)
     }
 
     fn prepare_local(&self) -> Result<(PeerSlot, Vec<u8>)> {
-        self.prepare_with(Segment::private()?, Host::default(), String::new())
+        self.prepare_with(Segment::private()?, HostIdentity::default(), String::new())
     }
 
     fn complete(&self, slot: PeerSlot, offer: &[u8]) -> Result<()> {
-        let offer = Offer::parse(offer)?;
+        let offer = LoopbackOffer::parse(offer)?;
         let state = &self.inner.state;
         let fail =
             |kind, context: &str| Error::new(kind, "connect", format!("peer slot {}: {context}", slot.0));
@@ -233,11 +238,11 @@ impl Connector for LoopbackDomain {
 }
 
 /// Finds the peer that made `offer`: in this process, or in another process of this host.
-fn locate(offer: &Offer) -> Result<PeerLocation> {
+fn locate(offer: &LoopbackOffer) -> Result<PeerLocation> {
     let unreachable = |why: String| Error::new(ErrorKind::Unreachable, "connect", why);
     // An offer of `prepare_local` names no host, since reading the host's ids would take longer than the rest of it.
-    let is_local = offer.host == Host::default();
-    if !is_local && let Some(obstacle) = Host::here().obstacle(&offer.host) {
+    let is_local = offer.host == HostIdentity::default();
+    if !is_local && let Some(obstacle) = HostIdentity::here().obstacle(&offer.host) {
         return Err(unreachable(obstacle));
     }
     let Some(state) = DomainState::in_this_process(offer.domain) else {
@@ -253,13 +258,13 @@ fn locate(offer: &Offer) -> Result<PeerLocation> {
 }
 
 #[cfg(all(target_os = "linux", not(miri)))]
-fn connect_to_process(offer: &Offer) -> Result<PeerLocation> {
+fn connect_to_process(offer: &LoopbackOffer) -> Result<PeerLocation> {
     let connection = crate::other_process::TargetConnection::connect(offer)?;
     Ok(PeerLocation::OtherProcess(Box::new(connection)))
 }
 
 #[cfg(any(not(target_os = "linux"), miri))]
-fn connect_to_process(_: &Offer) -> Result<PeerLocation> {
+fn connect_to_process(_: &LoopbackOffer) -> Result<PeerLocation> {
     let context = "loopback reaches other processes on Linux only: use a network transport, or one process";
     Err(Error::new(ErrorKind::Unsupported, "connect", context))
 }

@@ -1,4 +1,4 @@
-//! The server thread of a domain: hands files to peers in other processes, and notices their deaths.
+//! The server thread of a domain: sends files to peers in other processes, and notices when those processes die.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -14,9 +14,9 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFla
 use crate::domain_state::DomainState;
 use crate::host::random;
 use crate::inbound::Inbound;
-use crate::offer::Token;
-use crate::other_process::process::{self, Process};
-use crate::other_process::protocol::{self, Refusal, Reply, Request};
+use crate::offer::OfferToken;
+use crate::other_process::process::{self, PeerProcess};
+use crate::other_process::protocol::{self, RefusalReason, ServerReply, ServerRequest};
 use crate::other_process::{GuardPage, gpu_memory};
 use crate::outbound::{Outbound, PeerLocation};
 use crate::segment::{Segment, mapping};
@@ -35,14 +35,14 @@ const REQUESTS_PER_ROUND: usize = 64;
 const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
 
 /// The handle of the thread. Dropping it ends the thread and every connection.
-pub(super) struct Server {
+pub(super) struct DomainServer {
     name: String,
     wakeup: Arc<WakeupPipe>,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Server {
+impl DomainServer {
     /// Starts a thread that serves `state`.
     pub(super) fn start(state: &Arc<DomainState>) -> Result<Self> {
         let fail = |e: Errno| Error::os("prepare", "opening the socket to which peers connect", e);
@@ -79,7 +79,7 @@ impl Server {
     }
 }
 
-impl Drop for Server {
+impl Drop for DomainServer {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Release);
         self.wakeup.handle().wake();
@@ -105,7 +105,7 @@ struct ServerLoop {
 struct ClientConnection {
     socket: OwnedFd,
     /// The initiator's process, until `inbound` takes it when the initiator has shown its token.
-    process: Option<Process>,
+    process: Option<PeerProcess>,
     inbound: Option<Arc<Inbound>>,
 }
 
@@ -115,7 +115,7 @@ impl ServerLoop {
             let targets = self.targets();
             let mut fds: Vec<BorrowedFd<'_>> = vec![self.listener.as_fd()];
             fds.extend(self.connections.iter().map(|connection| connection.socket.as_fd()));
-            fds.extend(targets.iter().filter_map(|outbound| process_of(outbound)).map(Process::pidfd));
+            fds.extend(targets.iter().filter_map(|outbound| process_of(outbound)).map(PeerProcess::pidfd));
             self.wakeup.sleep(&fds, None);
             self.wakeup.clear();
             let ready = ready(&fds);
@@ -140,7 +140,7 @@ impl ServerLoop {
         }
     }
 
-    /// The peers in other processes whose deaths the thread watches for.
+    /// The live peers in other processes. The thread watches for their deaths.
     fn targets(&self) -> Vec<Arc<Outbound>> {
         let peers = self.state.peers.all().into_iter();
         let live = peers.filter(|(_, peer)| !peer.leaving).filter_map(|(_, peer)| peer.outbound);
@@ -161,7 +161,7 @@ impl ServerLoop {
                 Err(Errno::AGAIN) => return,
                 Err(error) => {
                     // Most likely the process is out of descriptors. The connection keeps waiting in the queue, so
-                    // that the thread must pause. Connections that have not shown a token give their descriptors
+                    // the thread must pause. Connections that have not shown a token give their descriptors
                     // back.
                     tracing::warn!(%error, "loopback: cannot accept a peer process; raise the limit of open files (ulimit -n)");
                     self.connections.retain(|connection| connection.inbound.is_some());
@@ -171,7 +171,7 @@ impl ServerLoop {
             if self.connections.len() >= MAX_CONNECTIONS {
                 self.connections.retain(|connection| connection.inbound.is_some());
             }
-            match Process::behind(&socket) {
+            match PeerProcess::behind(&socket) {
                 Ok(process) if self.connections.len() < MAX_CONNECTIONS => {
                     self.connections.push(ClientConnection { socket, process: Some(process), inbound: None });
                 }
@@ -194,12 +194,12 @@ impl ClientConnection {
             if self.is_closed() {
                 return false;
             }
-            let answered = match protocol::receive::<Request>(&self.socket, RecvFlags::DONTWAIT) {
+            let answered = match protocol::receive::<ServerRequest>(&self.socket, RecvFlags::DONTWAIT) {
                 Err(Errno::AGAIN | Errno::INTR) => return true,
                 Err(_) => false,
-                Ok((Request::Hello { version, token }, _)) => self.admit(state, version, token),
-                Ok((Request::Region { number, key }, _)) => self.describe_region(state, number, key),
-                Ok((Request::StagingBuffer { number }, _)) => self.open_staging_buffer(state, number),
+                Ok((ServerRequest::Hello { version, token }, _)) => self.admit(state, version, token),
+                Ok((ServerRequest::Region { number, key }, _)) => self.describe_region(state, number, key),
+                Ok((ServerRequest::StagingBuffer { number }, _)) => self.open_staging_buffer(state, number),
             };
             if !answered {
                 return false;
@@ -209,40 +209,41 @@ impl ClientConnection {
     }
 
     /// Answers a hello.
-    fn admit(&mut self, state: &DomainState, version: u16, token: Token) -> bool {
+    fn admit(&mut self, state: &DomainState, version: u16, token: OfferToken) -> bool {
         if version != protocol::VERSION {
-            return self.refuse_hello(Refusal::Version);
+            return self.refuse_hello(RefusalReason::Version);
         }
         // The first hello takes the process. A second hello finds none.
-        let Some(process) = self.process.take() else { return self.refuse_hello(Refusal::Token) };
+        let Some(process) = self.process.take() else { return self.refuse_hello(RefusalReason::Token) };
         let inbound = match state.admit(&token) {
             Ok(Some(inbound)) => inbound,
-            Ok(None) => return self.refuse_hello(Refusal::Token),
+            Ok(None) => return self.refuse_hello(RefusalReason::Token),
             Err(error) => {
                 tracing::warn!(%error, "loopback: a peer process was refused");
-                return self.refuse_hello(Refusal::Memory);
+                return self.refuse_hello(RefusalReason::Memory);
             }
         };
         let _ = inbound.initiator.set(process);
-        let was_sent = inbound.files().is_some_and(|files| self.reply(&Reply::Welcome, &files));
+        let was_sent = inbound.files().is_some_and(|files| self.reply(&ServerReply::Welcome, &files));
         self.inbound = Some(inbound);
         was_sent
     }
 
     /// Refuses a hello, and ends the connection.
-    fn refuse_hello(&self, why: Refusal) -> bool {
-        self.reply(&Reply::Refused { number: 0, why }, &[]);
+    fn refuse_hello(&self, why: RefusalReason) -> bool {
+        self.reply(&ServerReply::Refused { number: 0, why }, &[]);
         false
     }
 
-    /// Answers a question for the region of a key.
+    /// Answers a request for the region of a key.
     fn describe_region(&self, state: &DomainState, number: u64, key: u64) -> bool {
         let Some(inbound) = &self.inbound else { return false };
         let found = match state.regions.find(key) {
             Ok(found) => found,
             Err(kind) => {
-                let why = if kind == ErrorKind::Revoked { Refusal::Revoked } else { Refusal::Key };
-                return self.reply(&Reply::Refused { number, why }, &[]);
+                let why =
+                    if kind == ErrorKind::Revoked { RefusalReason::Revoked } else { RefusalReason::Key };
+                return self.reply(&ServerReply::Refused { number, why }, &[]);
             }
         };
         let (len, access) = (found.memory.len() as u64, found.access.bits());
@@ -252,23 +253,23 @@ impl ClientConnection {
         if let (true, Some(file)) = (found.is_shareable, found.memory.shared_file()) {
             if let Err(error) = mapping::commit("import", file, found.memory.len()) {
                 tracing::warn!(%error, "loopback: a region could not be shared with a peer process");
-                return self.reply(&Reply::Refused { number, why: Refusal::Memory }, &[]);
+                return self.reply(&ServerReply::Refused { number, why: RefusalReason::Memory }, &[]);
             }
             let locked = cuda::Reach::of_host(found.memory.as_ptr() as u64, found.memory.len() as u64)
                 == cuda::Reach::Kernel;
-            return self.reply(&Reply::Shared { number, len, access, locked }, &[file]);
+            return self.reply(&ServerReply::Shared { number, len, access, locked }, &[file]);
         }
         let guard = match GuardPage::own() {
             Ok(guard) => guard,
             Err(error) => {
                 tracing::warn!(%error, "loopback: a region could not be shared with a peer process");
-                return self.reply(&Reply::Refused { number, why: Refusal::Memory }, &[]);
+                return self.reply(&ServerReply::Refused { number, why: RefusalReason::Memory }, &[]);
             }
         };
         let permit_errno = inbound.initiator.get().map_or(0, process::permit);
         let address = found.memory.as_ptr() as u64;
         let target = process::hints(permit_errno);
-        self.reply(&Reply::Foreign { number, len, access, address, guard, target }, &[])
+        self.reply(&ServerReply::Foreign { number, len, access, address, guard, target }, &[])
     }
 
     fn describe_gpu_region(&self, number: u64, memory: &dyn Memory, access: u32) -> bool {
@@ -276,7 +277,7 @@ impl ClientConnection {
         self.reply(&answer.reply, &answer.files())
     }
 
-    /// Answers a question for the staging buffer.
+    /// Answers a request for the staging buffer.
     fn open_staging_buffer(&self, state: &DomainState, number: u64) -> bool {
         let Some(inbound) = &self.inbound else { return false };
         let buffer = if state.staging == Staging::Never { None } else { inbound.open_staging_buffer().ok() };
@@ -285,13 +286,13 @@ impl ClientConnection {
                 tracing::info!(
                     "loopback: requests of a peer process are staged: they go through shared memory and this worker"
                 );
-                self.reply(&Reply::StagingBuffer { number }, &[file])
+                self.reply(&ServerReply::StagingBuffer { number }, &[file])
             }
-            None => self.reply(&Reply::Refused { number, why: Refusal::Staging }, &[]),
+            None => self.reply(&ServerReply::Refused { number, why: RefusalReason::Staging }, &[]),
         }
     }
 
-    fn reply(&self, reply: &Reply, files: &[BorrowedFd<'_>]) -> bool {
+    fn reply(&self, reply: &ServerReply, files: &[BorrowedFd<'_>]) -> bool {
         protocol::send(&self.socket, reply, files, SendFlags::DONTWAIT).is_ok()
     }
 
@@ -303,16 +304,16 @@ impl ClientConnection {
 impl Drop for ClientConnection {
     fn drop(&mut self) {
         // If the other end has closed its socket, it has made its last access before, or it is dead. If this side
-        // closes the connection, the leases and the pidfd tell when the initiator has left.
+        // closes the connection, the leases and the pidfd show when the initiator has left.
         if let Some(inbound) = self.inbound.as_ref().filter(|_| process::is_hung_up(self.socket.as_fd())) {
             inbound.mark_initiator_gone();
         }
     }
 }
 
-/// The process of a peer. A target that closes in order says so in its segment, so that only its death needs
-/// watching.
-fn process_of(outbound: &Outbound) -> Option<&Process> {
+/// The process of a peer. A target that closes in order says so in its segment, so this side has to watch only for its
+/// death.
+fn process_of(outbound: &Outbound) -> Option<&PeerProcess> {
     match &outbound.location {
         PeerLocation::OtherProcess(connection) => Some(&connection.process),
         PeerLocation::ThisProcess { .. } => None,

@@ -8,7 +8,7 @@ use crate::completions::CompletionQueue;
 use crate::gpu::{self, Gpus};
 #[cfg(target_os = "linux")]
 use crate::imports::foreign_copy::{self, ForeignBatch};
-use crate::imports::{Imports, LeaseGuard, RegionLocation, copy_mapped};
+use crate::imports::{ImportTable, LeaseGuard, RegionLocation, copy_mapped};
 #[cfg(target_os = "linux")]
 use crate::other_process::GuardPage;
 use crate::outbound::Outbound;
@@ -20,7 +20,7 @@ use crate::status::status;
 
 /// A batch that is running.
 pub(super) struct BatchRunner<'a> {
-    pub(super) imports: &'a Imports,
+    pub(super) imports: &'a ImportTable,
     pub(super) peers: &'a [Option<PeerState>],
     pub(super) completions: &'a mut CompletionQueue,
     #[cfg(target_os = "linux")]
@@ -223,8 +223,8 @@ impl BatchRunner<'_> {
 
     fn flush(&mut self) {
         if let (Some(lease), false) = (&self.lease, self.foreign.is_empty()) {
-            // SAFETY: the batch holds accepted requests only, whose local spans
-            // are valid by the contract of `post`; the lease is still held.
+            // SAFETY: the batch holds accepted requests only. Their local spans are valid by the contract of `post`;
+            // the lease is still held.
             unsafe {
                 self.foreign
                     .flush(&lease.import().target, |id, outcome| self.completions.request(id, outcome))

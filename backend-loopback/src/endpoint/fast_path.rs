@@ -5,10 +5,10 @@ use multirail_spi::{Access, Piece, WorkKind, WorkRequest, copy, copy::CopyStrate
 use crate::imports::{Import, RegionLocation};
 use crate::segment::lease_table::DEVICE_MEMORY;
 
-/// Bytes after which a batch renews its lease, so that a revoke never waits long.
+/// Bytes after which a batch renews its lease. A revoke never waits for more bytes.
 const LEASE_BYTES: u64 = 4 << 20;
 
-/// The address, bounds and rights of the last request's import, so that the next request to it needs no lookup.
+/// The address, bounds and rights of the last request's import. The next request to that import needs no lookup.
 pub(super) struct FastPath {
     rkey: u64,
     peer: u32,

@@ -16,7 +16,6 @@ use multirail_spi::{
 
 use crate::completions::CompletionQueue;
 use crate::domain_state::DomainState;
-use crate::error_text::describe;
 use crate::gpu::Gpus;
 #[cfg(target_os = "linux")]
 use crate::imports::foreign_copy::ForeignBatch;
@@ -24,7 +23,7 @@ use crate::imports::{Import, RegionLocation};
 use crate::link_model::{DeviceModel, DueAction, PostedWrite, PostedWrites};
 use crate::segment::lease_table::DEVICE_MEMORY;
 use crate::staging::StagedRequests;
-use crate::status::status;
+use crate::status::{describe, status};
 use batch_runner::BatchRunner;
 use fast_path::FastPath;
 use peer_state::PeerState;
@@ -39,8 +38,8 @@ pub(crate) struct LoopbackEndpoint {
     peers: Vec<Option<PeerState>>,
     /// Slots whose `PeerGone` the last poll reported.
     gone: Vec<PeerSlot>,
-    /// The version of the peer table that `peers` reflects.
-    peer_table_version: u64,
+    /// The number of changes of the peer table that `peers` reflects.
+    seen_peer_changes: u64,
     /// The peer at which the rotation over the message rings stopped.
     last_peer: usize,
     receives: VecDeque<ReceiveRequest>,
@@ -49,7 +48,7 @@ pub(crate) struct LoopbackEndpoint {
     posted_writes: Option<PostedWrites>,
     staged: StagedRequests,
     gpus: Gpus,
-    /// Peers that leave, and whose requests a GPU may still have.
+    /// Peers that leave while a GPU may still have requests to them.
     leaving: Vec<PeerSlot>,
     #[cfg(target_os = "linux")]
     foreign: ForeignBatch,
@@ -76,7 +75,7 @@ impl LoopbackEndpoint {
             completions: CompletionQueue::default(),
             peers: Vec::new(),
             gone: Vec::new(),
-            peer_table_version: 0,
+            seen_peer_changes: 0,
             last_peer: 0,
             receives: VecDeque::new(),
             armed: false,
@@ -109,7 +108,7 @@ impl LoopbackEndpoint {
     fn run_due(&mut self) {
         let Some(mut model) = self.model.take() else { return };
         let now = self.state.setup.clock.now();
-        self.land(|writes| writes.visible(now));
+        self.move_posted_writes(|writes| writes.visible(now));
         let mut full = Vec::new();
         while let Some((request, action)) = model.next(now, &full) {
             let refused = match action {
@@ -130,8 +129,8 @@ impl LoopbackEndpoint {
             };
             self.completions.request(request.id, Err(status(refused)));
         }
-        // Owners take their memory back on the event of the loss. So the event waits until no GPU moves bytes into
-        // it.
+        // Owners may reuse their memory once the loss is reported. So the event waits until no GPU copies into that
+        // memory any more.
         if self.gpus.is_idle() && model.reports_loss() {
             // For the same reason no message may be copied into a receive any more.
             self.receives.clear();
@@ -142,8 +141,8 @@ impl LoopbackEndpoint {
         self.model = Some(model);
     }
 
-    /// If the link model makes writes visible later: completes a write, keeps its bytes back, and returns true. For
-    /// any other request, first moves the bytes that are kept back for its peer, and returns false.
+    /// If the link model makes writes visible later: completes a write, holds its bytes, and returns true. For any
+    /// other request, first moves the held bytes to its peer, and returns false.
     ///
     /// # Safety
     /// As `Endpoint::post`.
@@ -167,13 +166,13 @@ impl LoopbackEndpoint {
         }
         // An empty write without an imm is a warm-up: nothing of it arrives at the peer.
         if !is_write || request.len > 0 {
-            self.land(|writes| writes.next_to(request.peer));
+            self.move_posted_writes(|writes| writes.next_to(request.peer));
         }
         false
     }
 
     /// Moves the bytes of posted writes, which are completed already.
-    fn land(&mut self, mut next: impl FnMut(&mut PostedWrites) -> Option<PostedWrite>) {
+    fn move_posted_writes(&mut self, mut next: impl FnMut(&mut PostedWrites) -> Option<PostedWrite>) {
         let Some(mut writes) = self.posted_writes.take() else { return };
         let completions = std::mem::take(&mut self.completions);
         while let Some(mut write) = next(&mut writes) {
@@ -209,7 +208,7 @@ impl LoopbackEndpoint {
     /// Reads the peer table if it has changed.
     #[inline]
     fn refresh(&mut self) {
-        if self.state.peers.version() != self.peer_table_version {
+        if self.state.peers.changes() != self.seen_peer_changes {
             self.read_peer_table();
         }
     }
@@ -218,7 +217,7 @@ impl LoopbackEndpoint {
     #[cold]
     fn read_peer_table(&mut self) {
         let state = self.state.clone();
-        self.peer_table_version = state.peers.version();
+        self.seen_peer_changes = state.peers.changes();
         for (slot, peer) in state.peers.all() {
             let at = slot.0 as usize;
             if self.peers.len() <= at {
@@ -267,8 +266,8 @@ impl LoopbackEndpoint {
         self.completions.event(Event::PeerGone { peer: slot });
     }
 
-    /// Frees the slots of peers whose `PeerGone` the engine has handled, which it has once it polls again. If a slot
-    /// were free before, the engine could take the event for the end of the slot's next peer.
+    /// Frees the slots of the peers in `gone`. The engine has handled their `PeerGone`, because it polls again. If a
+    /// slot were free before, the engine could take the event for the end of the slot's next peer.
     fn free_slots(&mut self) {
         for slot in self.gone.drain(..) {
             if let Some(gone) = self.peers.get_mut(slot.0 as usize).and_then(Option::take) {
@@ -356,7 +355,7 @@ impl Endpoint for LoopbackEndpoint {
         let Ok(pipe) = state.wakeup.pipe() else { return Armed::Unsupported };
         pipe.clear();
         self.armed = true;
-        // A GPU wakes nobody, so that the endpoint must not sleep while a GPU has requests.
+        // A GPU does not wake the endpoint, which therefore must not sleep while a GPU has requests.
         let mut may_sleep = self.completions.is_empty()
             && self.gone.is_empty()
             && self.gpus.is_idle()
@@ -371,7 +370,7 @@ impl Endpoint for LoopbackEndpoint {
             may_sleep &= peer.arm(!self.receives.is_empty());
         }
         // A change of the peer table before this comparison is seen here. A later change wakes the endpoint.
-        if !may_sleep || self.state.peers.version() != self.peer_table_version {
+        if !may_sleep || self.state.peers.changes() != self.seen_peer_changes {
             self.disarm();
             return Armed::Ready;
         }

@@ -95,12 +95,12 @@ impl PeerState {
             let mut taken = if fits { Ok(()) } else { Err(ErrorKind::TooLarge) };
             if receive.lkey & DEVICE_MEMORY != 0 {
                 let mut bytes = vec![0; len];
-                // SAFETY: the bytes are ours, and as many.
+                // SAFETY: `bytes` has `len` bytes, and is this function's.
                 unsafe { self.receiver.take_message(layout, bytes.as_mut_ptr(), len) };
                 taken = taken.and_then(|()| gpu::store_message(regions, &receive, &bytes));
             } else {
-                // SAFETY: the receive is posted and not ended: its span is ours to write,
-                // by the contract of `post_recv`.
+                // SAFETY: the receive is posted and not ended: this endpoint may write its span, by the contract of
+                // `post_recv`.
                 unsafe { self.receiver.take_message(layout, receive.local, len) };
             }
             let _ = into.push(match taken {
@@ -134,7 +134,7 @@ impl PeerState {
         if self.leaving || self.receiver.is_broken() || !buffer.is_posted(at) {
             return;
         }
-        let (served, sleeps) = staging::target::serve(buffer, at, regions);
+        let (served, sleeps) = staging::serve(buffer, at, regions);
         self.inbound.served.fetch_add(served, Ordering::Relaxed);
         if sleeps {
             outbound.wake();

@@ -14,7 +14,7 @@ const MAX_PATHS: usize = 4096;
 
 /// One end of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum CopyEnd {
+enum RequestEnd {
     Gpu { ordinal: u32, start: u64, len: u64 },
     Host(Reach),
 }
@@ -35,8 +35,8 @@ pub(super) struct CopyPath {
     len: u64,
 }
 
-/// Paths that were found, and pairs of regions that have none. A key is never used for another region, so that no
-/// entry becomes wrong.
+/// Paths that were found, and pairs of regions that have none. A key is never used for another region, so no entry
+/// becomes wrong.
 #[derive(Default)]
 pub(super) struct CopyPaths(HashMap<(u64, u64, bool), Option<CopyPath>>);
 
@@ -58,8 +58,8 @@ impl CopyPaths {
 }
 
 impl CopyPath {
-    /// Finds the GPU that copies between a request's regions, and its path, whose `queue` the caller sets. That is
-    /// the GPU of the preferred side, or the other side's if the preferred one may not access both regions. Returns
+    /// Finds the GPU that copies between a request's regions, and the path. The caller sets the path's `queue`. The GPU
+    /// is that of the preferred side, or the other side's if the preferred one may not access both regions. Returns
     /// `None` if neither may.
     pub(super) fn find(
         preferred: GpuSide,
@@ -69,20 +69,20 @@ impl CopyPath {
     ) -> Result<Option<(u32, Self)>, ErrorKind> {
         let (base, remote) = match import.location {
             RegionLocation::Gpu { base, ordinal } => {
-                (base, CopyEnd::Gpu { ordinal, start: base, len: import.len })
+                (base, RequestEnd::Gpu { ordinal, start: base, len: import.len })
             }
             RegionLocation::Mapped(start) => {
                 let base = start.as_ptr() as u64;
-                (base, CopyEnd::Host(Reach::of_host(base, import.len)))
+                (base, RequestEnd::Host(Reach::of_host(base, import.len)))
             }
-            // Foreign and staged memory is not reached by a GPU.
+            // A GPU does not reach foreign and staged memory.
             _ => return Err(ErrorKind::Unsupported),
         };
         let local = match regions.local(request.lkey).ok_or(ErrorKind::InvalidRequest)? {
             LocalMemory { kind: MemoryKind::Cuda { device }, start, memory } => {
-                CopyEnd::Gpu { ordinal: device, start, len: memory.len() as u64 }
+                RequestEnd::Gpu { ordinal: device, start, len: memory.len() as u64 }
             }
-            LocalMemory { start, memory, .. } => CopyEnd::Host(Reach::of_host(start, memory.len() as u64)),
+            LocalMemory { start, memory, .. } => RequestEnd::Host(Reach::of_host(start, memory.len() as u64)),
         };
         let (from, to) = if request.kind == WorkKind::Read { (remote, local) } else { (local, remote) };
         let ends = match preferred {
@@ -91,9 +91,9 @@ impl CopyPath {
         };
         let &WorkRequest { rkey, lkey, kind, .. } = request;
         for (end, other) in ends {
-            let CopyEnd::Gpu { ordinal, .. } = end else { continue };
+            let RequestEnd::Gpu { ordinal, .. } = end else { continue };
             let Some(reach) = reach(ordinal, [end, other])? else { continue };
-            let within = matches!(other, CopyEnd::Gpu { ordinal: its, .. } if its == ordinal);
+            let within = matches!(other, RequestEnd::Gpu { ordinal: its, .. } if its == ordinal);
             let path = Self { rkey, lkey, kind, queue: 0, reach, within, base, len: import.len };
             return Ok(Some((ordinal, path)));
         }
@@ -130,14 +130,14 @@ impl CopyPath {
 }
 
 /// How the GPU `ordinal` reaches both ends. `None` if it may not access one of them.
-fn reach(ordinal: u32, ends: [CopyEnd; 2]) -> Result<Option<Reach>, ErrorKind> {
+fn reach(ordinal: u32, ends: [RequestEnd; 2]) -> Result<Option<Reach>, ErrorKind> {
     let open = |ordinal| Device::open(ordinal).map_err(|why: multirail_spi::Error| why.kind());
     let device = open(ordinal)?;
     let mut worst = Reach::Kernel;
     for end in ends {
         let reach = match end {
-            CopyEnd::Host(reach) => Some(reach),
-            CopyEnd::Gpu { ordinal, start, len } => Reach::of_gpu(&device, &open(ordinal)?, start, len),
+            RequestEnd::Host(reach) => Some(reach),
+            RequestEnd::Gpu { ordinal, start, len } => Reach::of_gpu(&device, &open(ordinal)?, start, len),
         };
         match reach {
             Some(Reach::Kernel) => {}

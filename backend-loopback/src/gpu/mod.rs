@@ -1,7 +1,7 @@
 //! Requests that a GPU carries out: to, from or between memory of GPUs.
 //!
-//! A request joins the open batch of its GPU, and completes with the batch: then its bytes are visible to every GPU
-//! and to the host, and only then its imm is sent. A batch keeps the leases of the regions that it touches. Batches
+//! A request joins the open batch of its GPU, and completes with the batch. Then its bytes are visible to every GPU
+//! and to the host, and its imm is sent. A batch keeps the leases of the regions that it uses. Batches
 //! cannot be cancelled: a revoke or a disconnect waits for the batches that are under way, 128 MiB each at most.
 //!
 //! `config` says how GPUs are used, `copy_path` which GPU copies between two regions, `queue` has the batches of one
@@ -35,7 +35,7 @@ pub(crate) const MAX_COPY_IN_CALLER: u64 = 64 << 10;
 /// Copies the bytes of a small request in the calling thread. Returns `None` if the request must be posted.
 ///
 /// # Safety
-/// `request.len` bytes are valid at its local end and at `remote`, in `import`; one of them is a GPU's.
+/// `request.len` bytes are valid at its local end and at `remote`, in `import`; at least one end is in GPU memory.
 #[cold]
 #[inline(never)]
 pub(crate) unsafe fn copy_now(
@@ -51,17 +51,16 @@ pub(crate) unsafe fn copy_now(
     // The GPU that has the bytes is preferred: it copies in 7 µs, the other one in 10.
     let owner = cuda::Device::of_address;
     let device = owner(from).or_else(|| owner(to))?;
-    // Asking CUDA takes a microsecond. A region's key is never used for another region, so that the answer stays
-    // true.
-    let asked = &import.gpu_reaches[usize::from(request.kind == WorkKind::Read)];
-    if asked.load(Relaxed) != request.lkey {
+    // A query of CUDA takes a microsecond. A region's key is never used for another region, so the answer stays true.
+    let reached = &import.gpu_reaches[usize::from(request.kind == WorkKind::Read)];
+    if reached.load(Relaxed) != request.lkey {
         for end in [from, to] {
             if let Some(owner) = owner(end) {
                 // If this GPU does not reach both ends, the worker finds another GPU, or reports that there is none.
                 cuda::Reach::of_gpu(&device, &owner, end, request.len)?;
             }
         }
-        asked.store(request.lkey, Relaxed);
+        reached.store(request.lkey, Relaxed);
     }
     // SAFETY: by the caller.
     let copied = unsafe { device.copy(to, from, request.len) };
@@ -76,7 +75,7 @@ pub(crate) struct Gpus {
     config: GpuConfig,
     queues: Vec<GpuQueue>,
     pending_imms: PendingImms,
-    /// The path of the last request, whose rights were checked for its kind against its import.
+    /// The path of the last request. The import allows requests of its kind.
     last: Option<CopyPath>,
     paths: CopyPaths,
 }
@@ -115,7 +114,7 @@ impl Gpus {
         if queue.room() == 0 {
             return Ok(false);
         }
-        queue.begin(import)?;
+        queue.enter(import)?;
         if self.last != Some(path) {
             queue.change_path(path.within);
         }
@@ -141,7 +140,7 @@ impl Gpus {
     ) -> usize {
         let Some(path) = self.last else { return 0 };
         let queue = &mut self.queues[path.queue];
-        if !path.is_of(template) || template.imm.is_some() || !queue.is_begun(template.rkey) {
+        if !path.is_of(template) || template.imm.is_some() || !queue.has_entered_last(template.rkey) {
             return 0;
         }
         let room = queue.room().min(pieces.len());
@@ -204,19 +203,19 @@ impl Gpus {
         self.queues.iter().all(|queue| queue.requests() == 0)
     }
 
-    /// The peers whose message rings have no room for an imm that waits.
+    /// The peers for which imms wait, because their message rings have no room.
     pub(crate) fn blocked_peers(&self) -> impl Iterator<Item = PeerSlot> {
         self.pending_imms.blocked_peers()
     }
 
-    /// Makes all requests to a peer complete without waiting for it. Requests whose imms wait fail now. Requests in
-    /// batches complete with their batches, and fail then if there is no room for their imms.
+    /// From now on, no request to a peer waits for the peer. Requests with an imm that waits for room fail now.
+    /// Requests in batches complete with their batches, and fail then if there is no room for their imms.
     pub(crate) fn abort(&mut self, peer: PeerSlot, completions: &mut CompletionQueue) {
         self.queues.iter_mut().for_each(|queue| queue.abort(peer));
         self.pending_imms.stop(peer, ErrorKind::Cancelled, completions);
     }
 
-    /// Fails the requests to a peer whose imms wait. Requests that a GPU has are not affected.
+    /// Fails the requests to a peer that have an imm that waits for room. Requests that a GPU has are not affected.
     pub(crate) fn stop(&mut self, peer: PeerSlot, kind: ErrorKind, completions: &mut CompletionQueue) {
         self.pending_imms.stop(peer, kind, completions);
     }
@@ -250,7 +249,7 @@ impl Gpus {
     }
 }
 
-/// Sends a message whose bytes are in GPU memory, through host memory. Returns `None` if the peer's message ring is
+/// Sends a message from GPU memory: copies its bytes to host memory first. Returns `None` if the peer's message ring is
 /// full.
 #[cold]
 pub(crate) fn send_message(
@@ -270,7 +269,7 @@ pub(crate) fn send_message(
         None => return Some(Err(ErrorKind::InvalidRequest)),
     }
     let request = WorkRequest { local: bytes.as_mut_ptr(), ..*request };
-    // SAFETY: the bytes are ours, and as many.
+    // SAFETY: `bytes` has `len` bytes, and is this function's.
     unsafe { outbound.send(&request) }
 }
 

@@ -1,4 +1,4 @@
-//! Imms of requests whose bytes have moved, and whose peers have no room in their message rings.
+//! Imms that wait for room in the message ring of their peer. The bytes of their requests have moved already.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -13,10 +13,10 @@ use crate::status::status;
 /// held.
 #[derive(Default)]
 pub(crate) struct PendingImms {
-    queues: Vec<Queue>,
+    queues: Vec<PeerImms>,
 }
 
-struct Queue {
+struct PeerImms {
     target: Arc<Outbound>,
     /// The ids of the requests that complete with their imms, and the imms.
     waiting: VecDeque<(u64, u32)>,
@@ -38,7 +38,7 @@ impl PendingImms {
             None if !target.is_alive() => completions.request(id, Err(status(ErrorKind::PeerDied))),
             None if target.send_imm(imm) => completions.done(id, 1),
             None if !may_wait => completions.request(id, Err(status(ErrorKind::Cancelled))),
-            None => self.queues.push(Queue { target: Arc::clone(target), waiting: [(id, imm)].into() }),
+            None => self.queues.push(PeerImms { target: Arc::clone(target), waiting: [(id, imm)].into() }),
         }
     }
 
@@ -81,7 +81,7 @@ impl PendingImms {
     }
 }
 
-impl Queue {
+impl PeerImms {
     /// Sends the imms for which there is room. Returns true if the queue is empty.
     fn advance(&mut self, completions: &mut CompletionQueue) -> bool {
         if !self.target.is_alive() {

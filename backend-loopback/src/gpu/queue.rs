@@ -1,9 +1,8 @@
 //! The batches of one GPU: one that is open, those under way, and their completion.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 
-use cuda::{BatchCopier, Reach};
+use cuda::{CopyQueue, Reach};
 use multirail_spi::{ErrorKind, PeerSlot, Result, WorkRequest};
 
 use super::pending_imms::PendingImms;
@@ -12,13 +11,13 @@ use crate::imports::Import;
 use crate::status::status;
 
 /// For each batch that is under way, up to [`MAX_COUNTED`], the open batch waits until it has this many bytes more.
-/// Every launch keeps the link idle for 2.5 µs and takes 3.6 µs of the worker's time, so that batches must grow while
+/// Every launch keeps the link idle for 2.5 µs and takes 3.6 µs of the worker's time, so batches must grow while
 /// requests come faster than batches complete.
 const BYTES_PER_BATCH: u64 = 16 << 20;
 /// The number of batches under way from which on the open batch waits for no more bytes: for 32 MiB at most, which
 /// the link carries in 90 µs.
 const MAX_COUNTED: u64 = 2;
-/// The same number for copies within one GPU, whose memory is five times as fast as the link.
+/// The same number for copies within one GPU. Its memory is five times as fast as the link.
 const MAX_COUNTED_WITHIN: u64 = 4;
 /// An open batch that is one growing piece waits for this many bytes: the copy engine reached 0.80 of NVLink's
 /// bandwidth with pieces of 4 MiB, and 0.92 with 16 MiB.
@@ -26,12 +25,11 @@ const BYTES_OF_ONE_PIECE: u64 = 64 << 20;
 
 /// The batches of one GPU of an endpoint.
 pub(crate) struct GpuQueue {
-    /// Dropped first: its drop waits for the batches under way, which keep leases.
-    copier: BatchCopier,
-    open: Batch,
-    under_way: VecDeque<Batch>,
+    /// The batches under way. Dropped first: its drop waits for them, and they keep leases.
+    under_way: CopyQueue<GpuBatch>,
+    open: GpuBatch,
     /// Empty batches, for reuse.
-    spare: Vec<Batch>,
+    spare: Vec<GpuBatch>,
     /// Requests were added since the last `advance`.
     has_new: bool,
     /// The requests that were added last copy within the GPU.
@@ -42,12 +40,10 @@ pub(crate) struct GpuQueue {
 
 /// Requests that complete together.
 #[derive(Default)]
-struct Batch {
+struct GpuBatch {
     runs: Vec<IdRun>,
-    /// The imports that the batch touches, whose leases it has entered.
+    /// The imports that the batch uses. The batch has entered their leases.
     entered: Vec<Arc<Import>>,
-    /// The reason why the batch could not be launched.
-    refused: Option<ErrorKind>,
 }
 
 /// Requests with consecutive ids to one region. A request with an imm is a run of its own.
@@ -62,12 +58,11 @@ struct IdRun {
 }
 
 impl GpuQueue {
-    /// Opens a queue on `device`, whose kernels have `blocks` blocks together.
+    /// Opens a queue on `device`. Its kernels have `blocks` blocks together.
     pub(crate) fn open(device: &cuda::Device, blocks: u32) -> Result<Self> {
         Ok(Self {
-            copier: BatchCopier::new(device, blocks)?,
-            open: Batch::default(),
-            under_way: VecDeque::new(),
+            under_way: CopyQueue::new(device, blocks)?,
+            open: GpuBatch::default(),
             spare: Vec::new(),
             has_new: false,
             within: false,
@@ -78,7 +73,7 @@ impl GpuQueue {
 
     /// CUDA's ordinal of the GPU.
     pub(crate) fn ordinal(&self) -> u32 {
-        self.copier.device().ordinal()
+        self.under_way.copier().device().ordinal()
     }
 
     /// The number of requests that are not completed.
@@ -89,13 +84,13 @@ impl GpuQueue {
 
     /// Returns true if a batch has requests to that peer.
     pub(crate) fn has_requests_to(&self, peer: PeerSlot) -> bool {
-        let touches = |batch: &Batch| batch.entered.iter().any(|import| import.target.peer == peer);
-        touches(&self.open) || self.under_way.iter().any(touches)
+        let touches = |batch: &GpuBatch| batch.entered.iter().any(|import| import.target.peer == peer);
+        touches(&self.open) || self.under_way.tags().any(touches)
     }
 
-    /// Lets no imm to that peer wait for room.
+    /// From now on, no imm to that peer waits for room.
     pub(crate) fn abort(&mut self, peer: PeerSlot) {
-        for batch in self.under_way.iter_mut().chain([&mut self.open]) {
+        for batch in self.under_way.tags_mut().chain([&mut self.open]) {
             for run in &mut batch.runs {
                 run.aborted |= batch.entered[run.import].target.peer == peer;
             }
@@ -105,37 +100,37 @@ impl GpuQueue {
     /// The number of requests that may be added before the next launch.
     #[inline]
     pub(crate) fn room(&self) -> usize {
-        self.copier.room()
+        self.under_way.copier().room()
     }
 
     /// The next requests go between other regions. `within` is true if both are in the GPU's own memory.
     pub(crate) fn change_path(&mut self, within: bool) {
-        self.copier.end_piece();
+        self.under_way.end_piece();
         self.within = within;
     }
 
-    /// Returns true if the import with that rkey was begun last for the open batch. The batch then has its lease.
+    /// Returns true if the open batch entered the import with that rkey last. The batch then has its lease.
     #[inline]
-    pub(crate) fn is_begun(&self, rkey: u64) -> bool {
+    pub(crate) fn has_entered_last(&self, rkey: u64) -> bool {
         self.open.entered.last().is_some_and(|last| last.rkey == rkey)
     }
 
     /// Enters the import's lease for the open batch.
-    pub(crate) fn begin(&mut self, import: &Arc<Import>) -> Result<(), ErrorKind> {
+    pub(crate) fn enter(&mut self, import: &Arc<Import>) -> Result<(), ErrorKind> {
         if let Some(kind) = self.lost {
             return Err(kind);
         }
-        if !self.is_begun(import.rkey) {
+        if !self.has_entered_last(import.rkey) {
             import.enter()?;
             self.open.entered.push(Arc::clone(import));
         }
         Ok(())
     }
 
-    /// Adds a request to the import that was begun last.
+    /// Adds a request to the import that was entered last.
     ///
     /// # Safety
-    /// As [`BatchCopier::add`], for `(to, from, len)`.
+    /// As [`CopyQueue::add`], for `(to, from, len)`.
     pub(crate) unsafe fn add(&mut self, request: &WorkRequest, ends: (u64, u64, u64), reach: Reach) {
         // SAFETY: by the caller.
         unsafe { self.add_bytes(std::iter::once(ends), reach) };
@@ -145,17 +140,17 @@ impl GpuQueue {
         }
     }
 
-    /// Adds the bytes of requests whose ids [`add_ids`](Self::add_ids) adds afterwards.
+    /// Adds the bytes of requests. [`add_ids`](Self::add_ids) adds their ids afterwards.
     ///
     /// # Safety
     /// As [`add`](Self::add).
     #[inline]
     pub(crate) unsafe fn add_bytes(&mut self, ends: impl Iterator<Item = (u64, u64, u64)>, reach: Reach) {
         // SAFETY: by the caller.
-        unsafe { self.copier.add(ends, reach) };
+        unsafe { self.under_way.add(ends, reach) };
     }
 
-    /// Adds the ids of the bytes that were added last: `count` requests from `first` on, to the import that was begun
+    /// Adds the ids of the bytes that were added last: `count` requests from `first` on, to the import that was entered
     /// last.
     #[inline]
     pub(crate) fn add_ids(&mut self, first: u64, count: u32) {
@@ -190,29 +185,27 @@ impl GpuQueue {
         pending_imms: &mut PendingImms,
         completions: &mut CompletionQueue,
     ) {
-        let enough = match self.copier.in_flight() as u64 {
+        let copier = self.under_way.copier();
+        let enough = match copier.in_flight() as u64 {
             0 => 1,
-            _ if self.copier.is_growing() => BYTES_OF_ONE_PIECE,
+            _ if copier.is_growing() => BYTES_OF_ONE_PIECE,
             under_way => {
                 BYTES_PER_BATCH * under_way.min(if self.within { MAX_COUNTED_WITHIN } else { MAX_COUNTED })
             }
         };
-        if self.copier.open_bytes() >= enough || self.room() == 0 {
+        if copier.open_bytes() >= enough || copier.room() == 0 {
             self.launch(pending_imms, completions);
         }
     }
 
     fn launch(&mut self, pending_imms: &mut PendingImms, completions: &mut CompletionQueue) {
-        if self.open.runs.is_empty() || !self.copier.can_launch() {
+        if self.open.runs.is_empty() || !self.under_way.copier().can_launch() {
             return;
         }
-        let mut batch = std::mem::replace(&mut self.open, self.spare.pop().unwrap_or_default());
-        match self.copier.launch() {
-            Ok(()) => {}
-            // The batches before it are under way, and complete first.
-            Err(why) => batch.refused = Some(self.record_failure(&why)),
+        let batch = std::mem::replace(&mut self.open, self.spare.pop().unwrap_or_default());
+        if let Err(kind) = self.under_way.launch(batch) {
+            self.note_failure(kind);
         }
-        self.under_way.push_back(batch);
         self.finish(pending_imms, completions);
     }
 
@@ -230,36 +223,26 @@ impl GpuQueue {
 
     /// Completes the batches that are done, in order.
     fn finish(&mut self, pending_imms: &mut PendingImms, completions: &mut CompletionQueue) {
-        while let Some(batch) = self.under_way.front() {
-            // CUDA knows nothing of a batch whose launch it refused.
-            let outcome = match batch.refused {
-                Some(kind) => Err(kind),
-                None => match self.copier.take_completed() {
-                    None => return,
-                    Some(Ok(())) => Ok(()),
-                    Some(Err(why)) => Err(self.record_failure(&why)),
-                },
-            };
-            if let Some(mut batch) = self.under_way.pop_front() {
-                self.requests -= batch.complete(outcome, pending_imms, completions);
-                batch.leave();
-                self.spare.push(batch);
+        while let Some((mut batch, outcome)) = self.under_way.take_completed() {
+            if let Err(kind) = outcome {
+                self.note_failure(kind);
             }
+            self.requests -= batch.complete(outcome, pending_imms, completions);
+            batch.leave();
+            self.spare.push(batch);
         }
     }
 
     #[cold]
-    fn record_failure(&mut self, why: &multirail_spi::Error) -> ErrorKind {
-        tracing::error!(%why, gpu = self.ordinal(), "loopback: a GPU's copies failed");
-        if why.kind() == ErrorKind::DeviceLost {
-            self.lost = Some(ErrorKind::DeviceLost);
+    fn note_failure(&mut self, kind: ErrorKind) {
+        if kind == ErrorKind::DeviceLost {
+            self.lost = Some(kind);
         }
-        why.kind()
     }
 }
 
-impl Batch {
-    /// Completes the requests, save those whose imms wait for room. Returns how many requests the batch had.
+impl GpuBatch {
+    /// Completes the requests, except those with an imm that waits for room. Returns how many requests the batch had.
     fn complete(
         &mut self,
         outcome: Result<(), ErrorKind>,
@@ -291,11 +274,10 @@ impl Batch {
 
     fn leave(&mut self) {
         self.entered.drain(..).for_each(|import| import.leave());
-        self.refused = None;
     }
 }
 
-impl Drop for Batch {
+impl Drop for GpuBatch {
     fn drop(&mut self) {
         self.leave();
     }

@@ -1,15 +1,16 @@
 //! Copies to and from memory of another process, through the kernel: one call for many pieces.
 //!
 //! [`probe`](crate::other_process::vm_call::probe) has found out at the import that the kernel allows the calls. A
-//! peer's pid may belong to another program by the time of a call, so that each call checks that with a
+//! peer's pid may belong to another program by the time of a call, so each call checks that with a
 //! [`GuardPage`].
 
 use libc::iovec;
 use multirail_spi::{ErrorKind, Status, WorkKind, WorkRequest};
 
 use crate::other_process::GuardPage;
+use crate::other_process::vm_call::errno_status;
 use crate::outbound::{Outbound, PeerLocation};
-use crate::status::{from_errno, status};
+use crate::status::status;
 
 /// Pieces per system call besides the guard page's: the kernel's limit (UIO_MAXIOV) is 1024.
 const MAX_PIECES: usize = 1023;
@@ -117,7 +118,7 @@ unsafe fn copy_pieces(
     if outcomes.iter().all(Result::is_ok) {
         return;
     }
-    // The pid of a dead peer may belong to a process that this one may not touch, so that the errno means nothing.
+    // The pid of a dead peer may belong to a process that this one may not access, so the errno means nothing.
     let gone = Err(status(ErrorKind::PeerDied));
     if !connection.process.is_alive() {
         outcomes.iter_mut().filter(|outcome| outcome.is_err()).for_each(|outcome| *outcome = gone);
@@ -146,7 +147,8 @@ unsafe fn run_calls(
         [local[at], remote[at]] = guard.pieces(&mut word);
         let (local, remote) = (&mut local[at..], &mut remote[at..]);
         let count = local.len() as libc::c_ulong;
-        // SAFETY: the local spans are valid by the caller, and `word` is ours; the kernel checks the others.
+        // SAFETY: the local spans are valid by the caller, and `word` is a local variable; the kernel checks the
+        // others.
         let moved = unsafe { call(pid, local.as_ptr(), count, remote.as_ptr(), count, 0) };
         match usize::try_from(moved) {
             // Another address space, with another word at the guard page's address.
@@ -154,13 +156,13 @@ unsafe fn run_calls(
                 outcomes.resize(total, Err(status(ErrorKind::PeerDied)));
             }
             // The call moved the guard page alone: the piece after it is at fault.
-            Ok(GuardPage::LEN) => outcomes.push(Err(from_errno(libc::EFAULT))),
+            Ok(GuardPage::LEN) => outcomes.push(Err(errno_status(libc::EFAULT))),
             Ok(moved) => advance(&mut local[1..], &mut remote[1..], moved - GuardPage::LEN, outcomes),
             Err(_) => match std::io::Error::last_os_error().raw_os_error().unwrap_or(0) {
                 libc::EINTR => {}
                 // Another address space, with nothing mapped at the guard page's address.
                 libc::EFAULT => outcomes.resize(total, Err(status(ErrorKind::PeerDied))),
-                code => outcomes.resize(total, Err(from_errno(code))),
+                code => outcomes.resize(total, Err(errno_status(code))),
             },
         }
     }
@@ -202,7 +204,7 @@ mod tests {
         let mut remote = [EMPTY, at(&mut to, 0), bad, at(&mut to, 8)];
         // SAFETY: the local pieces lie in `from`, the good remote ones in `to`.
         unsafe { run_calls(pid, guard, WorkKind::Write, &mut local, &mut remote, &mut outcomes) };
-        let bad = Err(from_errno(libc::EFAULT));
+        let bad = Err(errno_status(libc::EFAULT));
         assert_eq!(outcomes, [Ok(()), bad, Ok(())]);
         assert_eq!(to, [7, 7, 7, 7, 0, 0, 0, 0, 7, 7, 7, 7]);
     }

@@ -15,7 +15,7 @@ use crate::segment::lease_table::RegionKey;
 
 /// A region of a peer: its size and rights, and where its bytes are.
 pub(crate) struct Import {
-    /// The generation and index in the [`Imports`](super::Imports) table.
+    /// The generation and index in the [`ImportTable`](super::ImportTable) table.
     pub(crate) rkey: u64,
     pub(crate) target: Arc<Outbound>,
     pub(crate) location: RegionLocation,
@@ -24,7 +24,7 @@ pub(crate) struct Import {
     pub(crate) key: RegionKey,
     /// The lkeys of the local regions for which a GPU was last found to reach both ends: for writes and for reads.
     pub(crate) gpu_reaches: [AtomicU64; 2],
-    /// Dropped before `mapping`, whose pages it locks.
+    /// Locks the pages of `mapping`, and is dropped before it.
     lock: Option<cuda::PageLock>,
     /// Keeps the bytes mapped, if they are in the peer's file.
     #[cfg(target_os = "linux")]
@@ -47,7 +47,7 @@ pub(crate) enum RegionLocation {
     Gpu { base: u64, ordinal: u32 },
 }
 
-/// A region that a peer has described, and to which this side has found a way.
+/// A region that a peer has described, and the way in which this side reaches it.
 pub(crate) struct ResolvedRegion {
     pub(crate) key: RegionKey,
     pub(crate) len: u64,
@@ -60,7 +60,7 @@ pub(crate) struct ResolvedRegion {
 }
 
 // SAFETY: the addresses are plain numbers here; they are followed only between
-// `enter` and `leave`, while the target keeps its bytes (or `mapping` ours).
+// `enter` and `leave`, while the target keeps its bytes (or `mapping` keeps them).
 unsafe impl Send for Import {}
 // SAFETY: as above.
 unsafe impl Sync for Import {}

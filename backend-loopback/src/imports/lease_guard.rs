@@ -1,4 +1,4 @@
-//! Leases that were entered, and are left when their guard is dropped.
+//! Guards of leases that were entered. A guard leaves its lease when it is dropped.
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ impl LeaseGuard {
         Ok(Self(found))
     }
 
-    /// The import whose lease this is.
+    /// The import to which the lease belongs.
     #[inline]
     pub(crate) fn import(&self) -> &Arc<Import> {
         self.0.as_ref().expect("`enter` found an import")
@@ -63,7 +63,7 @@ impl<'a> ScopedLease<'a> {
         Ok(Self(import))
     }
 
-    /// The import whose lease this is.
+    /// The import to which the lease belongs.
     #[inline(always)]
     pub(crate) fn import(&self) -> &'a Import {
         self.0

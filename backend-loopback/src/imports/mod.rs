@@ -31,11 +31,11 @@ fn locate(index: usize) -> (usize, usize, usize) {
     (page, FIRST_PAGE << page, number - (FIRST_PAGE << page))
 }
 
-type Entry = ArcSwapOption<Import>;
+type ImportEntry = ArcSwapOption<Import>;
 
 /// All imports of a domain. The worker looks them up without locks, once per batch.
-pub(crate) struct Imports {
-    pages: [OnceLock<Box<[Entry]>>; PAGES],
+pub(crate) struct ImportTable {
+    pages: [OnceLock<Box<[ImportEntry]>>; PAGES],
     indices: Mutex<Indices>,
 }
 
@@ -45,16 +45,16 @@ struct Indices {
     free: Vec<u32>,
 }
 
-impl Default for Imports {
+impl Default for ImportTable {
     fn default() -> Self {
         Self { pages: [const { OnceLock::new() }; PAGES], indices: Mutex::default() }
     }
 }
 
-impl Drop for Imports {
+impl Drop for ImportTable {
     fn drop(&mut self) {
         let pages = self.pages.iter_mut().filter_map(OnceLock::take);
-        for entry in pages.flat_map(<[Entry]>::into_vec) {
+        for entry in pages.flat_map(<[ImportEntry]>::into_vec) {
             // An empty entry takes as long to drop as one that holds an import.
             if entry.load().is_none() {
                 std::mem::forget(entry);
@@ -63,7 +63,7 @@ impl Drop for Imports {
     }
 }
 
-impl Imports {
+impl ImportTable {
     /// Puts `region` into the table, under a new rkey.
     pub(crate) fn insert(&self, target: Arc<Outbound>, region: ResolvedRegion) -> Result<Arc<Import>> {
         let mut indices = self.indices.lock().expect("import indices");
@@ -95,7 +95,7 @@ impl Imports {
         found.as_ref().is_some_and(|import| import.rkey == rkey).then_some(found)
     }
 
-    fn entry(&self, rkey: u64) -> Option<&Entry> {
+    fn entry(&self, rkey: u64) -> Option<&ImportEntry> {
         let (page, _, position) = locate(rkey as u32 as usize);
         self.pages.get(page)?.get()?.get(position)
     }
@@ -112,10 +112,10 @@ impl Imports {
     }
 }
 
-/// An import in the hands of its owner. Dropping it removes the rkey from the table.
+/// The handle of an import, which the engine owns. Dropping it removes the rkey from the table.
 pub(crate) struct ImportHandle {
     import: Arc<Import>,
-    imports: Arc<Imports>,
+    imports: Arc<ImportTable>,
     /// Keeps the domain open.
     _domain: Arc<dyn Any + Send + Sync>,
 }
@@ -124,7 +124,7 @@ impl ImportHandle {
     /// The handle of an import that is in the table.
     pub(crate) fn new(
         import: Arc<Import>,
-        imports: &Arc<Imports>,
+        imports: &Arc<ImportTable>,
         domain: Arc<dyn Any + Send + Sync>,
     ) -> Self {
         Self { import, imports: Arc::clone(imports), _domain: domain }
@@ -180,6 +180,6 @@ mod tests {
             next = if position + 1 == size { (page + 1, 0) } else { (page, position + 1) };
         }
         assert_eq!(next, (PAGES, 0));
-        assert!(Imports::default().find(u64::MAX).is_none());
+        assert!(ImportTable::default().find(u64::MAX).is_none());
     }
 }

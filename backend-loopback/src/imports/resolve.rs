@@ -1,4 +1,4 @@
-//! Finding the way to a peer's region: this side asks the peer what a key names, and maps the region, reaches it
+//! Resolves the key of a peer's region: asks the peer which region has the key, and then maps that region, reaches it
 //! through the kernel, or stages it.
 
 use std::time::Duration;
@@ -6,14 +6,13 @@ use std::time::Duration;
 use multirail_spi::{Error, ErrorKind, MemoryKind, Result, Staging};
 
 use super::{RegionLocation, ResolvedRegion};
-use crate::error_text::describe;
 use crate::inbound::Inbound;
 use crate::outbound::{Outbound, PeerLocation};
 use crate::regions::Regions;
 use crate::segment::lease_table::RegionKey;
-use crate::status::status;
+use crate::status::{describe, status};
 
-/// Asks the target for the region of `key`, and finds the way to it.
+/// Asks the target for the region of `key`, and finds out how this side reaches it.
 pub(crate) fn resolve(
     target: &Outbound,
     key: u64,
@@ -22,7 +21,7 @@ pub(crate) fn resolve(
 ) -> Result<ResolvedRegion> {
     match &target.location {
         PeerLocation::ThisProcess { inbound, regions, staging: target_staging } => {
-            // The answer takes no time.
+            // No other process is asked, so there is nothing to wait for.
             let _ = limit;
             let regions = regions.upgrade().ok_or_else(domain_closed)?;
             in_this_process(inbound, &regions, *target_staging, key, staging)
@@ -91,7 +90,7 @@ mod other_process {
     use multirail_spi::{Access, Error, ErrorKind, Result, Staging};
 
     use super::{RegionKey, RegionLocation, ResolvedRegion, refused, staging_refused};
-    use crate::other_process::protocol::{Refusal, Reply, Request};
+    use crate::other_process::protocol::{RefusalReason, ServerReply, ServerRequest};
     use crate::other_process::vm_call::probe;
     use crate::other_process::{TargetConnection, gpu_memory, ptrace_diagnosis, short_of_memory};
     use crate::segment::{Segment, mapping};
@@ -109,9 +108,9 @@ mod other_process {
         staging: Staging,
     ) -> Result<ResolvedRegion> {
         let deadline = Instant::now() + limit.min(MAX_LIMIT);
-        let (reply, files) = query(connection, deadline, |number| Request::Region { number, key })?;
+        let (reply, files) = query(connection, deadline, |number| ServerRequest::Region { number, key })?;
         let region = match reply {
-            Reply::Shared { len, access, locked, .. } => {
+            ServerReply::Shared { len, access, locked, .. } => {
                 let access = Access::from_bits_truncate(access);
                 if staging == Staging::Always {
                     region_at(key, len, access, RegionLocation::Staged)?
@@ -119,7 +118,7 @@ mod other_process {
                     return map(key, len, access, &files, locked);
                 }
             }
-            Reply::Foreign { len, access, address, guard, target, .. } => {
+            ServerReply::Foreign { len, access, address, guard, target, .. } => {
                 let access = Access::from_bits_truncate(access);
                 let foreign = region_at(key, len, access, RegionLocation::Foreign { base: address, guard })?;
                 if staging == Staging::Always {
@@ -139,14 +138,14 @@ mod other_process {
                     return Ok(foreign);
                 }
             }
-            Reply::Gpu { len, access, gpu, size, offset, handle, .. } => {
+            ServerReply::Gpu { len, access, gpu, size, offset, handle, .. } => {
                 let shared = gpu_memory::open(files, gpu, size, offset, handle, len)?;
                 let location =
                     RegionLocation::Gpu { base: shared.address(), ordinal: shared.device().ordinal() };
                 let region = region_at(key, len, Access::from_bits_truncate(access), location)?;
                 return Ok(ResolvedRegion { gpu_memory: Some(shared), ..region });
             }
-            _ => return Err(wrong_answer()),
+            _ => return Err(wrong_reply()),
         };
         open_staging_buffer(connection, deadline)?;
         Ok(region)
@@ -157,44 +156,48 @@ mod other_process {
         if connection.staging_buffer.get().is_some() {
             return Ok(());
         }
-        let (reply, files) = query(connection, deadline, |number| Request::StagingBuffer { number })?;
-        let (Reply::StagingBuffer { .. }, [file]) = (reply, &files[..]) else { return Err(wrong_answer()) };
+        let (reply, files) = query(connection, deadline, |number| ServerRequest::StagingBuffer { number })?;
+        let (ServerReply::StagingBuffer { .. }, [file]) = (reply, &files[..]) else {
+            return Err(wrong_reply());
+        };
         let buffer = Segment::map(file.as_fd())?;
         // If another thread was first, it has mapped the same file.
         let _ = connection.staging_buffer.set(buffer);
         Ok(())
     }
 
-    /// Asks a question. An answer that refuses is an error.
+    /// Sends a request to the server. A refusal is an error.
     fn query(
         connection: &TargetConnection,
         deadline: Instant,
-        question: impl Fn(u64) -> Request,
-    ) -> Result<(Reply, Vec<OwnedFd>)> {
-        let (reply, files) = connection.query(deadline, question)?.ok_or_else(wrong_answer)?;
-        let Reply::Refused { why, .. } = reply else { return Ok((reply, files)) };
+        request: impl Fn(u64) -> ServerRequest,
+    ) -> Result<(ServerReply, Vec<OwnedFd>)> {
+        let (reply, files) = connection.query(deadline, request)?.ok_or_else(wrong_reply)?;
+        let ServerReply::Refused { why, .. } = reply else { return Ok((reply, files)) };
         Err(match why {
-            Refusal::Staging => staging_refused("only staging reaches a region of the peer"),
-            Refusal::Revoked => refused(ErrorKind::Revoked),
-            Refusal::Gpu => gpu_memory::not_shared(),
-            Refusal::Memory => short_of_memory("import"),
+            RefusalReason::Staging => staging_refused("only staging reaches a region of the peer"),
+            RefusalReason::Revoked => refused(ErrorKind::Revoked),
+            RefusalReason::Gpu => gpu_memory::not_shared(),
+            RefusalReason::Memory => short_of_memory("import"),
             _ => refused(ErrorKind::RemoteAccess),
         })
     }
 
-    fn wrong_answer() -> Error {
-        let context = "the peer's answers do not match this side's questions: connect again";
+    fn wrong_reply() -> Error {
+        let context = "the peer's replies do not match this side's requests: connect again";
         Error::new(ErrorKind::Protocol, "import", context)
     }
 
-    /// Maps a region whose file the peer has handed over.
+    /// Maps a region from the file that the peer has sent.
     fn map(key: u64, len: u64, access: Access, files: &[OwnedFd], locked: bool) -> Result<ResolvedRegion> {
         let ([file], Ok(size)) = (files, usize::try_from(len)) else {
-            let context = "the peer did not hand over the region's file: do not trust this peer";
+            let context =
+                "the peer did not hand over the region's file: the peer breaks the protocol, disconnect it";
             return Err(Error::new(ErrorKind::Protocol, "import", context));
         };
         let mapping = mapping::map("import", file.as_fd(), size, access.contains(Access::REMOTE_WRITE))?;
-        // The owner has page-locked the region, so that GPUs copy it fast. This side does too, if it uses a GPU.
+        // The owner has page-locked the region, which makes copies of GPUs faster. If this process uses a GPU, it also
+        // page-locks the region.
         let lock = if locked { gpu_memory::lock(mapping.start(), size) } else { None };
         let region = region_at(key, len, access, RegionLocation::Mapped(mapping.start()))?;
         Ok(ResolvedRegion { mapping: Some(mapping), lock, ..region })

@@ -25,7 +25,7 @@ pub(crate) struct DeviceModel {
     link: LinkModel,
     random: fastrand::Rng,
     /// Requests that are not due, by the time when they are due, then by the order of posting.
-    pending: BinaryHeap<Reverse<Pending>>,
+    pending: BinaryHeap<Reverse<PendingRequest>>,
     posted: u64,
     due: VecDeque<WorkRequest>,
     /// The time from which on the line is free.
@@ -41,31 +41,31 @@ pub(crate) struct DeviceModel {
     retry_at: Time,
 }
 
-struct Pending {
+struct PendingRequest {
     due: Time,
     sequence: u64,
     request: WorkRequest,
 }
 
-impl Ord for Pending {
+impl Ord for PendingRequest {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
         (self.due, self.sequence).cmp(&(other.due, other.sequence))
     }
 }
 
-impl PartialOrd for Pending {
+impl PartialOrd for PendingRequest {
     fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl PartialEq for Pending {
+impl PartialEq for PendingRequest {
     fn eq(&self, other: &Self) -> bool {
         self.cmp(other).is_eq()
     }
 }
 
-impl Eq for Pending {}
+impl Eq for PendingRequest {}
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Loss {
@@ -108,7 +108,7 @@ impl DeviceModel {
         for request in batch.requests().take(accepted) {
             let due = self.arrival(request.len, now);
             self.posted += 1;
-            self.pending.push(Reverse(Pending { due, sequence: self.posted, request }));
+            self.pending.push(Reverse(PendingRequest { due, sequence: self.posted, request }));
         }
         PostResult { accepted, error: None }
     }

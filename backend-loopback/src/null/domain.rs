@@ -14,7 +14,7 @@ use multirail_spi::{
 
 use super::Null;
 use super::endpoint::NullEndpoint;
-use super::switch::{Port, Switch};
+use super::switch::{Switch, SwitchPort};
 use crate::LinkModel;
 use crate::host::random;
 use crate::link_model::DeviceModel;
@@ -23,7 +23,7 @@ use crate::link_model::DeviceModel;
 const SEND_DEPTH: u32 = 4096;
 /// Receives that may be posted: the depth of an EFA card's receive queue.
 const RECV_DEPTH: u32 = 8192;
-/// The beginning of a null device's offer, which tells it from the offers of other backends.
+/// The beginning of a null device's offer. The offers of other backends begin differently.
 const OFFER: &[u8] = b"MRNULL1";
 
 /// The peers of a null domain. The control side changes them, and the endpoint reads them.
@@ -33,7 +33,7 @@ pub(super) struct NullPeers {
     /// The slot of the peer whose imms the endpoint reports.
     pub(super) first: Option<PeerSlot>,
     /// With a switch: for each slot, the peer's port and the peer's slot for this side.
-    pub(super) ports: HashMap<PeerSlot, (Arc<Port>, PeerSlot)>,
+    pub(super) ports: HashMap<PeerSlot, (Arc<SwitchPort>, PeerSlot)>,
     /// Slots whose `PeerGone` the endpoint must report.
     pub(super) gone: Vec<PeerSlot>,
 }
@@ -42,7 +42,7 @@ pub(super) struct NullPeers {
 #[derive(Default)]
 pub(super) struct NullState {
     pub(super) peers: Mutex<NullPeers>,
-    /// True if `peers` has changed since the endpoint read it, so that most polls need no lock.
+    /// True if `peers` has changed since the endpoint read it. Most polls need no lock because of it.
     pub(super) changed: AtomicBool,
     /// True while an endpoint is open.
     pub(super) endpoint_open: AtomicBool,
@@ -57,7 +57,7 @@ pub(super) struct NullDomain {
     /// The link model, until the endpoint takes it.
     model: Mutex<Option<DeviceModel>>,
     /// With a switch: the port at which requests arrive.
-    port: Option<(Switch, Arc<Port>)>,
+    port: Option<(Switch, Arc<SwitchPort>)>,
     state: Arc<NullState>,
 }
 
@@ -97,7 +97,7 @@ impl NullDomain {
 
     /// Parses the address in an offer: an empty one without a switch, else a device and slot of the same switch.
     /// Returns `None` if this side cannot reach it.
-    fn parse_address(&self, address: &[u8]) -> Option<Option<(Arc<Port>, PeerSlot)>> {
+    fn parse_address(&self, address: &[u8]) -> Option<Option<(Arc<SwitchPort>, PeerSlot)>> {
         let Some((switch, _)) = &self.port else { return address.is_empty().then_some(None) };
         let (device, slot) = address.split_first_chunk()?;
         let slot = PeerSlot(u32::from_le_bytes(slot.try_into().ok()?));

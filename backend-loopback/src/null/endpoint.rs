@@ -11,10 +11,9 @@ use multirail_spi::{
 };
 
 use super::domain::NullState;
-use super::switch::Port;
-use crate::error_text::describe;
+use super::switch::SwitchPort;
 use crate::link_model::{DeviceModel, DueAction};
-use crate::status::status;
+use crate::status::{describe, status};
 
 pub(super) struct NullEndpoint {
     state: Arc<NullState>,
@@ -32,9 +31,9 @@ pub(super) struct NullEndpoint {
     first: Option<PeerSlot>,
     gone: Vec<PeerSlot>,
     /// With a switch: the port of this device.
-    port: Option<Arc<Port>>,
+    port: Option<Arc<SwitchPort>>,
     /// With a switch: the port of each peer, and the peer's slot for this side.
-    ports: HashMap<PeerSlot, (Arc<Port>, PeerSlot)>,
+    ports: HashMap<PeerSlot, (Arc<SwitchPort>, PeerSlot)>,
     in_switch: InSwitch,
 }
 
@@ -45,7 +44,7 @@ impl NullEndpoint {
         depth: usize,
         imms_per_poll: u32,
         model: Option<DeviceModel>,
-        port: Option<Arc<Port>>,
+        port: Option<Arc<SwitchPort>>,
     ) -> Self {
         Self {
             state,
@@ -84,12 +83,12 @@ impl NullEndpoint {
     fn run_due(&mut self) {
         let Some(model) = &mut self.model else { return };
         let now = self.clock.now();
-        while let Some((request, verdict)) = model.next(now, &[]) {
-            if let (DueAction::Run, Some((port, _))) = (verdict, self.ports.get(&request.peer)) {
+        while let Some((request, action)) = model.next(now, &[]) {
+            if let (DueAction::Run, Some((port, _))) = (action, self.ports.get(&request.peer)) {
                 self.in_switch.push(port.receive(request.len, now), &request);
                 continue;
             }
-            self.completions.push_back(match verdict {
+            self.completions.push_back(match action {
                 DueAction::Run => Event::Done { first: request.id, count: 1 },
                 DueAction::Fail => failed(request.id, ErrorKind::Io),
                 DueAction::DeviceLost => failed(request.id, ErrorKind::DeviceLost),

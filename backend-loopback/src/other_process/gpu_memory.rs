@@ -5,28 +5,28 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use cuda::{ExportHandle, ExportedMemory, ImportedMemory};
 use multirail_spi::{Error, ErrorKind, Memory, Result};
 
-use super::protocol::{Refusal, Reply};
+use super::protocol::{RefusalReason, ServerReply};
 
-/// The owner's answer, and the file that it sends along.
+/// The owner's reply, and the file that the server sends with it.
 pub(crate) struct GpuReply {
-    pub(crate) reply: Reply,
+    pub(crate) reply: ServerReply,
     file: Option<OwnedFd>,
 }
 
 impl GpuReply {
-    /// The file to send along, if there is one.
+    /// The file to send with the reply, if there is one.
     pub(crate) fn files(&self) -> Vec<BorrowedFd<'_>> {
         self.file.iter().map(AsFd::as_fd).collect()
     }
 }
 
-/// Owner: the answer to question `number`, about `memory` of a GPU.
+/// Owner: the reply to request `number`, for `memory` of a GPU.
 pub(crate) fn describe(number: u64, memory: &dyn Memory, access: u32) -> GpuReply {
     let share = match ExportedMemory::of(memory.as_ptr() as u64, memory.len()) {
         Ok(share) => share,
         Err(why) => {
             tracing::warn!(%why, "loopback: a region of GPU memory cannot be shared with a peer process");
-            return GpuReply { reply: Reply::Refused { number, why: Refusal::Gpu }, file: None };
+            return GpuReply { reply: ServerReply::Refused { number, why: RefusalReason::Gpu }, file: None };
         }
     };
     let (handle, file) = match share.handle {
@@ -37,7 +37,7 @@ pub(crate) fn describe(number: u64, memory: &dyn Memory, access: u32) -> GpuRepl
         }
     };
     let ExportedMemory { gpu, size, offset, .. } = share;
-    let reply = Reply::Gpu { number, len: memory.len() as u64, access, gpu, size, offset, handle };
+    let reply = ServerReply::Gpu { number, len: memory.len() as u64, access, gpu, size, offset, handle };
     GpuReply { reply, file }
 }
 
@@ -56,7 +56,8 @@ pub(crate) fn open(
         }
         (None, Ok([file])) => ExportHandle::File(file),
         (None, Err(_)) => {
-            let context = "the peer did not hand over the region's file: do not trust this peer";
+            let context =
+                "the peer did not hand over the region's file: the peer breaks the protocol, disconnect it";
             return Err(Error::new(ErrorKind::Protocol, "import", context));
         }
     };

@@ -2,12 +2,12 @@
 //!
 //! A process that calls exec keeps its pid, and a pidfd of it stays valid, but it has another address space, in which
 //! other memory is at a region's addresses. The kernel may also give a pid to a new process. The kernel looks the
-//! address space up once per `process_vm_writev`, so that no check before or after the call holds for it. The call
+//! address space up once per `process_vm_writev`, so no check before or after the call holds for it. The call
 //! itself checks: its first piece moves [`GuardPage::LEN`] bytes to or from the target's guard page. The kernel takes
 //! the pieces in order and ends the call at the first address that is not mapped. If the guard page is missing, no
 //! byte of another piece moves.
 //!
-//! The page's address is random, so that hardly any other address space has something mapped there: the target draws
+//! The page's address is random, so hardly any other address space has something mapped there: the target draws
 //! it from 2^33 pages in the middle of the address space (x86-64, aarch64 with 48 bits), which neither the kernel's
 //! own layout of a program nor the usual allocators use. A read also compares the word that it got, which is 64
 //! random bits. One risk is left: a write reaches the memory of the next program if that program has a writable page
@@ -61,8 +61,8 @@ impl GuardPage {
                 let [random, word] = [random()?, random()?].map(u64::from_ne_bytes);
                 match map_at(page_below(end, random)) {
                     Ok(page) => {
-                        // SAFETY: the first word of a page that was just mapped, to which nobody else refers.
-                        // Other processes write the same word there later, and nobody reads it here.
+                        // SAFETY: the first word of a page that was just mapped, to which nothing else refers.
+                        // Other processes write the same word there later, and this process does not read it.
                         unsafe { page.cast::<u64>().write_volatile(word) };
                         return Ok(Self { address: page.expose_provenance() as u64, word });
                     }
@@ -119,7 +119,7 @@ fn map_at(address: u64) -> rustix::io::Result<*mut c_void> {
         return Ok(mapped);
     }
     // Before Linux 4.17 the flag is unknown, and the kernel may choose another address.
-    // SAFETY: the mapping made above, to which nobody refers.
+    // SAFETY: the mapping made above, to which nothing refers.
     unsafe { rustix::mm::munmap(mapped, len)? };
     Err(rustix::io::Errno::EXIST)
 }
@@ -147,7 +147,7 @@ mod tests {
     fn a_process_has_one_page_with_its_word() {
         let guard = GuardPage::own().unwrap();
         assert_eq!(GuardPage::own().unwrap(), guard);
-        // SAFETY: mapped by `own`, and written by nobody in this test.
+        // SAFETY: mapped by `own`, and not written in this test.
         let word = unsafe { with_exposed_provenance::<u64>(guard.address as usize).read_volatile() };
         assert_eq!(word, guard.word());
     }

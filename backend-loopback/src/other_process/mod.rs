@@ -1,11 +1,10 @@
-//! What this side needs to reach peers in other processes of this host. Linux only.
+//! Peers in other processes of this host, Linux only: the initiator's end of a connection to such a peer.
 //!
-//! A [`client`] asks a target's server by the [`protocol`], and gets files. [`process`] identifies the process at the
-//! other end of a socket. [`vm_call`] are the kernel's calls on memory of another process, [`guard_page`] makes sure
-//! that a call reaches the right one, and [`ptrace_diagnosis`] says why the kernel refuses. [`gpu_memory`] hands
-//! memory of GPUs over.
+//! A [`TargetConnection`] asks a target's server by the [`protocol`], and gets files. [`process`] identifies the
+//! process at the other end of a socket. [`vm_call`] has the kernel's calls on memory of another process; a
+//! [`guard_page`] makes sure that a call reaches the right process, and [`ptrace_diagnosis`] finds out why the kernel
+//! refuses. [`gpu_memory`] shares memory of GPUs between processes.
 
-mod client;
 pub(crate) mod gpu_memory;
 mod guard_page;
 pub(crate) mod process;
@@ -14,6 +13,145 @@ pub(crate) mod ptrace_diagnosis;
 mod timed_lock;
 pub(crate) mod vm_call;
 
-pub(crate) use client::{TargetConnection, short_of_memory};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use multirail_spi::{Error, ErrorKind, Result, WakeupHandle};
+use rustix::io::Errno;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
+
+use crate::offer::LoopbackOffer;
+use crate::segment::Segment;
+use crate::segment::staging_buffer::SharedStagingBuffer;
 pub(crate) use guard_page::GuardPage;
-pub(crate) use process::Process;
+pub(crate) use process::PeerProcess;
+use protocol::{RefusalReason, ServerReply, ServerRequest};
+use timed_lock::TimedLock;
+
+/// The longest time that a peer may take to answer while this side connects.
+const CONNECT_LIMIT: Duration = Duration::from_secs(2);
+
+/// The most replies to earlier requests that are skipped before the right one. The callers of those requests have given
+/// up.
+const MAX_STALE_REPLIES: usize = 64;
+
+/// A connection to a target: its segment, the handle that wakes it, and a socket for requests to its server.
+pub(crate) struct TargetConnection {
+    pub(crate) segment: Segment,
+    pub(crate) wakeup: WakeupHandle,
+    pub(crate) process: PeerProcess,
+    /// For regions that only the peer can reach. Mapped at the first import of one.
+    pub(crate) staging_buffer: OnceLock<Segment<SharedStagingBuffer>>,
+    socket: OwnedFd,
+    /// Held while a request to the server is under way. The number of the holder is the number of its request.
+    request_lock: TimedLock,
+}
+
+impl TargetConnection {
+    /// Connects to the process that made `offer`.
+    pub(crate) fn connect(offer: &LoopbackOffer) -> Result<Self> {
+        let fail = |context: &str| {
+            let context = format!("{context}; is the peer's domain still open?");
+            move |e: Errno| Error::os("connect", context, e)
+        };
+        let address =
+            SocketAddrUnix::new_abstract_name(offer.socket.as_bytes()).map_err(fail("the socket's name"))?;
+        let socket =
+            rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+                .map_err(fail("opening a socket"))?;
+        let deadline = Instant::now() + CONNECT_LIMIT;
+        within(&socket, deadline, || rustix::net::connect(&socket, &address))
+            .map_err(fail("connecting to the peer's process"))?;
+        let process = PeerProcess::behind(&socket)?;
+        let hello = ServerRequest::Hello { version: protocol::VERSION, token: offer.token };
+        within(&socket, deadline, || protocol::send(&socket, &hello, &[], SendFlags::empty()))
+            .map_err(fail("sending the hello to the peer"))?;
+        let (reply, files) = within(&socket, deadline, || protocol::receive(&socket, RecvFlags::empty()))
+            .map_err(fail("waiting for the peer's answer"))?;
+        match reply {
+            ServerReply::Welcome => {}
+            ServerReply::Refused { why: RefusalReason::Version, .. } => {
+                let context = "the peer speaks another version: use one build";
+                return Err(Error::new(ErrorKind::Version, "connect", context));
+            }
+            ServerReply::Refused { why: RefusalReason::Memory, .. } => {
+                return Err(short_of_memory("connect"));
+            }
+            _ => {
+                let context = "the peer's offer was used already or withdrawn: exchange new offers";
+                return Err(Error::new(ErrorKind::Unreachable, "connect", context));
+            }
+        }
+        let Ok([file, wakeup]) = <[OwnedFd; 2]>::try_from(files) else {
+            let context = "the peer did not hand over its segment and wakeup handle: the peer breaks the protocol, \
+                           disconnect it";
+            return Err(Error::new(ErrorKind::Protocol, "connect", context));
+        };
+        let segment = Segment::map(file.as_fd())?;
+        // The descriptor shares this flag with the peer's own descriptor, which has it set already.
+        rustix::io::ioctl_fionbio(&wakeup, true).map_err(fail("preparing the peer's wakeup handle"))?;
+        Ok(Self {
+            segment,
+            wakeup: wakeup.into(),
+            process,
+            staging_buffer: OnceLock::new(),
+            socket,
+            request_lock: TimedLock::default(),
+        })
+    }
+
+    /// Sends one request to the server and waits for the reply until `deadline`. `request` makes the request from its
+    /// number. Returns `None` if the peer sends too many replies to other requests.
+    pub(crate) fn query(
+        &self,
+        deadline: Instant,
+        request: impl Fn(u64) -> ServerRequest,
+    ) -> Result<Option<(ServerReply, Vec<OwnedFd>)>> {
+        let fail = |e: Errno| Error::os("import", "asking the peer for its region", e);
+        let socket = &self.socket;
+        let lock = self.request_lock.lock(deadline).ok_or(Errno::TIMEDOUT).map_err(fail)?;
+        let request = request(lock.number);
+        within(socket, deadline, || protocol::send(socket, &request, &[], SendFlags::empty()))
+            .map_err(fail)?;
+        for _ in 0..MAX_STALE_REPLIES {
+            let (reply, files) =
+                within(socket, deadline, || protocol::receive::<ServerReply>(socket, RecvFlags::empty()))
+                    .map_err(fail)?;
+            if reply.number() == Some(lock.number) {
+                return Ok(Some((reply, files)));
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// The error for a peer that has no memory for what it would hand over.
+pub(crate) fn short_of_memory(operation: &'static str) -> Error {
+    let context = "the peer has no memory left to share with this process; its log says how much it needs: free some, \
+                   or raise vm.overcommit_ratio where vm.overcommit_memory is 2";
+    Error::new(ErrorKind::Exhausted, operation, context)
+}
+
+/// Runs `call`, which waits on `socket`, for no longer than until `deadline`. Runs it again if a signal interrupts it.
+fn within<T>(
+    socket: &OwnedFd,
+    deadline: Instant,
+    call: impl Fn() -> rustix::io::Result<T>,
+) -> rustix::io::Result<T> {
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(Errno::TIMEDOUT);
+        }
+        // A timeout that is rounded down to zero would mean that the call waits without limit.
+        let left = Some(left.max(Duration::from_millis(1)));
+        set_socket_timeout(socket, Timeout::Recv, left)?;
+        set_socket_timeout(socket, Timeout::Send, left)?;
+        match call() {
+            Err(Errno::INTR) => {}
+            other => return other,
+        }
+    }
+}

@@ -10,12 +10,12 @@ use serde::{Deserialize, Serialize};
 
 /// Another process. The pidfd identifies it even after the kernel gives its pid to a new process.
 #[derive(Debug)]
-pub(crate) struct Process {
+pub(crate) struct PeerProcess {
     pid: Pid,
     pidfd: OwnedFd,
 }
 
-impl Process {
+impl PeerProcess {
     /// The process at the other end of `socket`, if it runs as this process's user.
     pub(crate) fn behind(socket: impl AsFd) -> Result<Self> {
         let fail = |e: std::io::Error| {
@@ -61,8 +61,8 @@ impl Process {
     }
 }
 
-/// What a target knows about itself that decides which processes may use its memory. Peers put it into error
-/// messages, and decide nothing by it.
+/// Facts that a target reports about itself, and that decide which processes may use its memory. Peers use them for
+/// error messages alone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct PtraceHints {
     /// The errno of its own PR_SET_PTRACER. 0 if that succeeded.
@@ -77,7 +77,7 @@ pub(crate) struct PtraceHints {
 ///
 /// The kernel keeps one tracer. With several peers, any process of this user is permitted, as on systems without
 /// Yama. Returns the errno of a refusal, or 0.
-pub(crate) fn permit(process: &Process) -> i32 {
+pub(crate) fn permit(process: &PeerProcess) -> i32 {
     static PERMITTED: Mutex<PermittedTracers> = Mutex::new(PermittedTracers::None);
     let mut permitted = PERMITTED.lock().expect("permitted tracer");
     *permitted = permitted.with(process.pid());
@@ -140,7 +140,7 @@ pub(crate) fn is_ready(fd: BorrowedFd<'_>, wanted: PollFlags) -> bool {
 fn credentials(socket: BorrowedFd<'_>) -> std::io::Result<libc::ucred> {
     let mut credentials = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
     let mut len = size_of::<libc::ucred>() as libc::socklen_t;
-    // SAFETY: the option writes at most `len` bytes of a `ucred` that is ours.
+    // SAFETY: the option writes at most `len` bytes of a `ucred` of this function.
     let result = unsafe {
         let into = (&raw mut credentials).cast();
         libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, into, &raw mut len)
@@ -165,11 +165,11 @@ mod tests {
     #[test]
     fn a_process_identifies_itself() {
         let (local, remote) = UnixStream::pair().unwrap();
-        let process = Process::behind(&local).unwrap();
+        let process = PeerProcess::behind(&local).unwrap();
         assert_eq!(process.pid().as_raw_nonzero().get() as u32, std::process::id());
         assert!(process.is_alive() && !is_hung_up(local.as_fd()));
         drop(remote);
         assert!(is_hung_up(local.as_fd()));
-        assert_eq!(Process::behind(&local).unwrap_err().kind(), ErrorKind::PeerDied);
+        assert_eq!(PeerProcess::behind(&local).unwrap_err().kind(), ErrorKind::PeerDied);
     }
 }

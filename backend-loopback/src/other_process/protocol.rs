@@ -1,4 +1,4 @@
-//! The protocol between an initiator and a target's server: one packet per question and per answer, with files.
+//! The protocol between an initiator and a target's server: one packet per request and per reply, with files.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -14,25 +14,26 @@ use serde::{Deserialize, Serialize};
 
 use super::guard_page::GuardPage;
 use super::process::PtraceHints;
-use crate::offer::Token;
+use crate::offer::OfferToken;
 
 /// The version of the protocol. The first packet carries it.
-pub(crate) const VERSION: u16 = 4;
+pub(crate) const VERSION: u16 = 5;
 
-/// The questions of an initiator.
+/// The requests of an initiator to the target's server.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) enum Request {
-    /// Asks for admission. The answer is [`Reply::Welcome`] with the files of the segment and the wakeup handle.
-    Hello { version: u16, token: Token },
-    /// Asks for the region of a key. The answer has the same `number`.
+pub(crate) enum ServerRequest {
+    /// Asks for admission. The reply is [`ServerReply::Welcome`] with the files of the segment and the wakeup handle.
+    Hello { version: u16, token: OfferToken },
+    /// Asks for the region of a key. The reply has the same `number`.
     Region { number: u64, key: u64 },
     /// Asks for the staging buffer, since the initiator cannot reach a region itself.
     StagingBuffer { number: u64 },
 }
 
-/// The answers of a target. Variants keep their positions, so that a peer of another version can read its refusal.
+/// The replies of a target's server. Variants keep their positions, so that a peer of another version can read its
+/// refusal.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) enum Reply {
+pub(crate) enum ServerReply {
     Welcome,
     /// A region, with its file. `locked` is true if the owner has page-locked it for GPUs.
     Shared {
@@ -56,7 +57,7 @@ pub(crate) enum Reply {
     },
     Refused {
         number: u64,
-        why: Refusal,
+        why: RefusalReason,
     },
     /// A region of GPU memory, with its file or with CUDA's handle in place of one.
     Gpu {
@@ -70,8 +71,8 @@ pub(crate) enum Reply {
     },
 }
 
-impl Reply {
-    /// The number of the question. A welcome has none.
+impl ServerReply {
+    /// The number of the request. A welcome has none.
     pub(crate) fn number(&self) -> Option<u64> {
         match self {
             Self::Welcome => None,
@@ -86,7 +87,7 @@ impl Reply {
 
 /// The reason of a refusal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Refusal {
+pub(crate) enum RefusalReason {
     /// The token is unknown or was used.
     Token,
     /// The initiator speaks another version of the protocol.

@@ -1,4 +1,4 @@
-//! Why the kernel refuses calls on a peer's memory, and how to mend that.
+//! Finds out why the kernel refuses calls on a peer's memory, and how the user can fix that.
 //!
 //! The kernel's errno is EPERM for every reason. The diagnosis looks into /proc, into the target's hints about
 //! itself, and tries the same call on this process itself, which only a seccomp filter refuses.
@@ -15,7 +15,7 @@ use super::vm_call::VmCall;
 const ALTERNATIVES: &str = "or else use memory that can be shared (Fabric::alloc, HostBuffer), or allow \
      staging in both processes (LoopbackConfig::staging, MULTIRAIL_LOOPBACK_STAGING=1)";
 
-/// Why `call` on `pid` ended with `errno`, and how to mend it.
+/// The reason why `call` on `pid` ended with `errno`, and how the user can fix it.
 pub(crate) fn explain(pid: Pid, call: VmCall, errno: i32, target: &PtraceHints) -> String {
     let own = call.try_on(rustix::process::getpid()).err();
     let user_namespace = crate::host::namespace("user");

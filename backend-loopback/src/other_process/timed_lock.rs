@@ -1,17 +1,17 @@
-//! A lock for which a caller waits no longer than until its deadline.
+//! A lock that a caller waits for until a deadline.
 
 use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::Instant;
 
-/// A lock whose holders are numbered.
+/// A lock that numbers its holders.
 #[derive(Default)]
 pub(crate) struct TimedLock {
-    state: Mutex<State>,
+    state: Mutex<LockState>,
     released: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct LockState {
     is_locked: bool,
     last: u64,
 }
@@ -37,7 +37,7 @@ impl TimedLock {
         Some(TimedLockGuard { lock: self, number: state.last })
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, LockState> {
         self.state.lock().expect("timed lock")
     }
 }

@@ -8,10 +8,8 @@
 //! [`ptrace_diagnosis`](super::ptrace_diagnosis) says why not.
 
 use libc::iovec;
-use multirail_spi::{Access, ErrorKind};
+use multirail_spi::{Access, ErrorKind, Status};
 use rustix::process::Pid;
-
-use crate::status::from_errno;
 
 /// The calls that move bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,10 +39,10 @@ impl VmCall {
             Self::Read => libc::process_vm_readv,
             Self::Write => libc::process_vm_writev,
         };
-        // SAFETY: the local byte is ours; the kernel checks the remote address.
+        // SAFETY: the local byte is this function's; the kernel checks the remote address.
         let moved = unsafe { call(pid.as_raw_nonzero().get(), &raw const local, 1, &raw const remote, 1, 0) };
         match std::io::Error::last_os_error().raw_os_error() {
-            Some(code) if moved < 0 && from_errno(code).kind == ErrorKind::Permission => Err(code),
+            Some(code) if moved < 0 && errno_status(code).kind == ErrorKind::Permission => Err(code),
             _ => Ok(()),
         }
     }
@@ -58,4 +56,28 @@ pub(crate) fn probe(pid: Pid, access: Access) -> Result<(), (VmCall, i32)> {
         }
     }
     Ok(())
+}
+
+/// The status of a call that failed with that errno.
+pub(crate) fn errno_status(code: i32) -> Status {
+    let kind = match code {
+        libc::EPERM | libc::EACCES | libc::ENOSYS => ErrorKind::Permission,
+        libc::ESRCH => ErrorKind::PeerDied,
+        libc::EFAULT => ErrorKind::RemoteAccess,
+        libc::ENOMEM => ErrorKind::Exhausted,
+        _ => ErrorKind::Io,
+    };
+    Status { kind, code }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errno_becomes_a_kind() {
+        assert_eq!(errno_status(libc::ESRCH).kind, ErrorKind::PeerDied);
+        assert_eq!(errno_status(libc::EPERM).kind, ErrorKind::Permission);
+        assert_eq!(errno_status(12345), Status { kind: ErrorKind::Io, code: 12345 });
+    }
 }

@@ -1,4 +1,4 @@
-//! Memory that outlives its domain because an initiator may still touch it.
+//! Memory that outlives its domain because an initiator may still access it.
 
 use std::sync::{Arc, Mutex};
 
@@ -9,7 +9,7 @@ use crate::inbound::Inbound;
 /// The deferred frees of all closed domains. Every registration sweeps them.
 static DEFERRED: Mutex<Vec<DeferredFree>> = Mutex::new(Vec::new());
 
-/// The memory of a closed region, and the peers whose leases tell whether they are inside.
+/// The memory of a closed region, and the peers. Each peer's lease says whether the peer is inside.
 pub(super) struct DeferredFree {
     slot: usize,
     peers: Vec<Arc<Inbound>>,

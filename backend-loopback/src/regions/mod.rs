@@ -1,32 +1,34 @@
-//! The table of registered memory: who owns a region, who may touch it, and when its memory may be freed.
+//! The table of registered memory. It knows the owner of each region, the peers that may access it, and when its memory
+//! may be freed.
 
 mod deferred_free;
-mod registration;
+mod region_handle;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use multirail_spi::staging::SlotRequest;
 use multirail_spi::{Access, Error, ErrorKind, Memory, MemoryKind, Result};
 
 use crate::inbound::Inbound;
 use crate::segment::lease_table::{DEVICE_MEMORY, Lease, REGION_SLOTS, RegionKey};
 use deferred_free::DeferredFree;
-pub(crate) use registration::Registration;
+pub(crate) use region_handle::RegionHandle;
 
-/// All regions of a domain, and the peers whose leases guard them.
+/// All regions of a domain, and all peers that have leases on them.
 #[derive(Default)]
 pub(crate) struct Regions {
-    table: Mutex<Table>,
-    /// The length of `Table::retired`.
+    table: Mutex<RegionTable>,
+    /// The length of `RegionTable::retired`.
     retired: AtomicUsize,
 }
 
 #[derive(Default)]
-struct Table {
+struct RegionTable {
     slots: Vec<RegionSlot>,
     free: Vec<u32>,
     peers: Vec<LeaseHolder>,
-    /// Slots whose owner has dropped the region while an initiator was still inside.
+    /// Slots of regions that were dropped while an initiator was still inside.
     retired: Vec<u32>,
 }
 
@@ -229,20 +231,15 @@ impl Regions {
         }
     }
 
-    /// Enters `len` bytes of a region from `offset` on, for a staged copy.
-    pub(crate) fn enter(
-        &self,
-        key: RegionKey,
-        need: Access,
-        offset: u64,
-        len: u64,
-    ) -> Result<StagedRange<'_>, ErrorKind> {
-        let found = self.find(key.to_wire())?;
-        let fits = offset.checked_add(len).is_some_and(|end| end <= found.memory.len() as u64);
-        // The CPU moves staged bytes, and cannot follow addresses of device memory.
-        if !fits || !found.access.contains(need) || found.memory.kind() != MemoryKind::Host {
+    /// Enters the range of a region that a peer's slot request names, for a staged copy.
+    pub(crate) fn enter(&self, request: &SlotRequest) -> Result<StagedRange<'_>, ErrorKind> {
+        let found = self.find(request.key)?;
+        let is_allowed = request.is_allowed(found.access, found.memory.len() as u64);
+        // The CPU copies staged bytes, and cannot use addresses of device memory.
+        if !is_allowed || found.memory.kind() != MemoryKind::Host {
             return Err(ErrorKind::RemoteAccess);
         }
+        let key = RegionKey::from_wire(request.key).ok_or(ErrorKind::RemoteAccess)?;
         let mut table = self.lock();
         let slot = &mut table.slots[key.slot as usize];
         // The region may have been revoked between the two locks.
@@ -250,7 +247,7 @@ impl Regions {
             return Err(ErrorKind::Revoked);
         }
         slot.staged_copies += 1;
-        let start = found.memory.as_ptr().wrapping_add(offset as usize);
+        let start = found.memory.as_ptr().wrapping_add(request.offset as usize);
         Ok(StagedRange { regions: self, slot: key.slot, start })
     }
 
@@ -263,12 +260,12 @@ impl Regions {
         Some(LocalMemory { kind: memory.kind(), start: memory.as_ptr() as u64, memory })
     }
 
-    fn lock(&self) -> MutexGuard<'_, Table> {
+    fn lock(&self) -> MutexGuard<'_, RegionTable> {
         self.table.lock().expect("region table")
     }
 }
 
-impl Table {
+impl RegionTable {
     fn is_quiescent(&self, slot: u32) -> bool {
         self.slots[slot as usize].staged_copies == 0
             && self.peers.iter().all(|peer| {

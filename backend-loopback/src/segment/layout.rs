@@ -45,7 +45,7 @@ unsafe impl SegmentContent for ConnectionLayout {
 }
 
 impl ConnectionLayout {
-    /// Returns true if payloads may have been touched: if an entry is a message, or if entries were overwritten.
+    /// Returns true if payloads may have been written: if an entry is a message, or if entries were overwritten.
     pub(super) fn has_messages(&self) -> bool {
         let tail = self.tail.load(Ordering::Acquire) as usize;
         tail > RING_ENTRIES || self.cells[..tail].iter().any(message_ring::is_message)

@@ -1,8 +1,8 @@
-//! The lease table: who may touch a region, and who touches it now.
+//! The lease table: which regions a peer may access, and how many accesses are under way.
 //!
 //! Each peer has a table of its own, with a word for each region slot of the target: `generation << 32 | CLOSED |
 //! users`. The initiator enters a lease before it moves bytes and leaves it after. The target closes a lease and
-//! waits until all users have left. Every change is one read-modify-write of one word, so that either the initiator
+//! waits until all users have left. Every change is one read-modify-write of one word, so either the initiator
 //! sees that the lease is closed, or the target sees the initiator. A hostile peer can spoil only its own table.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Regions that a domain may have at once, and leases in a table.
 pub(crate) const REGION_SLOTS: usize = 1 << 16;
 
-/// A bit of local keys: the region is in device memory, whose addresses the CPU cannot follow.
+/// A bit of local keys: the region is in device memory. The CPU cannot use its addresses.
 pub(crate) const DEVICE_MEMORY: u64 = 1 << 31;
 
 const CLOSED: u64 = 1 << 31;

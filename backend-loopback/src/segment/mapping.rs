@@ -21,7 +21,11 @@ pub(crate) fn map(
     writable: bool,
 ) -> Result<Mapping> {
     let refused = |why: &str| {
-        Error::new(ErrorKind::Protocol, operation, format!("the peer's file {why}: do not trust this peer"))
+        Error::new(
+            ErrorKind::Protocol,
+            operation,
+            format!("the peer's file {why}: the peer breaks the protocol, disconnect it"),
+        )
     };
     if !is_in_memory(file) {
         return Err(refused(
@@ -91,7 +95,7 @@ mod tests {
         assert!(map("test", file, 4999, true).is_err());
         assert!(map("test", file, 8192, true).is_err());
         let mapping = map("test", file, 5000, true).unwrap();
-        // SAFETY: in bounds of two mappings of one file; nobody else has them.
+        // SAFETY: in bounds of two mappings of one file; nothing else uses them.
         unsafe {
             mapping.start().as_ptr().add(4999).write(7);
             assert_eq!(buffer.as_ptr().add(4999).read(), 7);

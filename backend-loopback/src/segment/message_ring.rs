@@ -12,7 +12,7 @@ use multirail_spi::{
 };
 
 use super::ConnectionLayout;
-use super::ring::{Cell, Entry, Ring};
+use super::ring::{Cell, Ring, RingEntry};
 
 /// Entries of the ring.
 pub(crate) const RING_ENTRIES: usize = 1024;
@@ -106,19 +106,19 @@ pub(crate) fn wake_if_armed(layout: &ConnectionLayout, wake: impl FnOnce()) {
 
 /// A message that waits for a receive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Message {
+pub(crate) struct WaitingMessage {
     pub(crate) len: usize,
     pub(crate) imm: Option<u32>,
     payload: u32,
 }
 
-/// The receiving side's own state, which is never in shared memory.
+/// The state of the receiving side. It is never in shared memory.
 #[derive(Debug, Default)]
 pub(crate) struct RingReceiver {
     head: u64,
     /// The payloads of the messages in `waiting`, one bit each.
     payloads: u32,
-    waiting: VecDeque<Message>,
+    waiting: VecDeque<WaitingMessage>,
     /// Entries or payloads were freed since the last [`RingReceiver::has_made_room`].
     freed: bool,
     broken: bool,
@@ -140,14 +140,14 @@ impl RingReceiver {
     }
 
     /// The message that has waited longest.
-    pub(crate) fn next_message(&self) -> Option<Message> {
+    pub(crate) fn next_message(&self) -> Option<WaitingMessage> {
         self.waiting.front().copied()
     }
 
     /// Copies that message to `into` and frees its payload.
     ///
     /// # Safety
-    /// `len` bytes from `into` are writable and nobody else's.
+    /// `len` bytes from `into` are writable, and nothing else accesses them.
     pub(crate) unsafe fn take_message(&mut self, layout: &ConnectionLayout, into: *mut u8, len: usize) {
         let Some(message) = self.waiting.pop_front() else { return };
         let strategy = strategy(len as u64, Locality::Auto);
@@ -188,7 +188,7 @@ impl RingReceiver {
         layout.flags.armed.store(0, Ordering::Relaxed);
     }
 
-    fn classify(&mut self, [head, body]: Entry) -> Option<u32> {
+    fn classify(&mut self, [head, body]: RingEntry) -> Option<u32> {
         let imm = (head & HAS_IMM != 0).then_some(head as u32);
         if head & IS_MESSAGE == 0 {
             self.broken |= imm.is_none();
@@ -201,7 +201,7 @@ impl RingReceiver {
             return None;
         }
         self.payloads |= 1 << payload;
-        self.waiting.push_back(Message { len, imm, payload });
+        self.waiting.push_back(WaitingMessage { len, imm, payload });
         None
     }
 }

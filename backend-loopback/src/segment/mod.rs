@@ -1,8 +1,8 @@
 //! The memory that two peers share. The target makes a segment, the initiator maps it.
 //!
 //! [`ConnectionLayout`] is in the segment of every connection: a [`message_ring`] (a [`ring`] of entries, and message
-//! payloads) and a [`lease_table`]. [`StagingBuffer`](staging_buffer::StagingBuffer) is in a second segment, of
-//! connections that stage. [`mapping`] checks the files behind segments and regions before they are mapped.
+//! payloads) and a [`lease_table`]. [`SharedStagingBuffer`](staging_buffer::SharedStagingBuffer) is in a second
+//! segment, of connections that stage. [`mapping`] checks the files behind segments and regions before they are mapped.
 
 mod layout;
 pub(crate) mod lease_table;
@@ -27,7 +27,7 @@ pub(crate) use layout::ConnectionLayout;
 /// # Safety
 /// Every field is atomic or raw, and zeroed memory is a value of the type.
 pub(crate) unsafe trait SegmentContent: Send + Sync {
-    /// Bytes at the beginning that the owner touches before a peer is admitted.
+    /// Bytes at the beginning that the owner accesses before a peer is admitted.
     const HEAD: usize;
 }
 
@@ -48,7 +48,7 @@ enum Backing {
     Mapped(#[expect(dead_code, reason = "keeps the bytes mapped")] multirail_spi::Mapping),
 }
 
-// SAFETY: `content` points into `backing`, which is `Send + Sync`; what is `SegmentContent` is too.
+// SAFETY: `content` points into `backing`, which is `Send + Sync`, as every `SegmentContent` is.
 unsafe impl<T: SegmentContent> Send for Segment<T> {}
 // SAFETY: as above.
 unsafe impl<T: SegmentContent> Sync for Segment<T> {}
@@ -64,7 +64,7 @@ impl<T: SegmentContent> Segment<T> {
         Ok(segment)
     }
 
-    /// Puts memory under the whole segment, so that no later touch can find the system out of memory.
+    /// Allocates memory for the whole segment, so that no later access can find the system out of memory.
     pub(crate) fn commit(&self) -> Result<()> {
         self.commit_first(Self::SIZE)
     }
@@ -139,17 +139,17 @@ impl Segment {
 static REUSABLE: Mutex<Vec<HostBuffer>> = Mutex::new(Vec::new());
 /// Buffers kept at most: enough for four fabrics of 32 devices each, all connected. Each takes a few pages.
 const MAX_REUSABLE: usize = 384;
-/// Leases used at most in a segment whose buffer is kept: a page of them.
+/// The most used leases of a segment that is kept for reuse: a page of them.
 const MAX_REUSED_LEASES: usize = 512;
 
-/// Reads a byte of every page, so that the first use of the page takes no page fault.
+/// Reads a byte of every page. The first use of a page then takes no page fault.
 pub(crate) fn touch<T: SegmentContent>(content: &T) {
     /// The smallest page size that exists.
     const PAGE: usize = 4096;
     let start = std::ptr::from_ref(content).cast::<u8>();
     let mut byte = 0_u8;
     for offset in (0..size_of::<T>()).step_by(PAGE) {
-        // SAFETY: inside the content; the other side may write there at any time, as `copy` bears.
+        // SAFETY: inside the content; the other side may write there at any time, which `copy` tolerates.
         unsafe { copy(CopyStrategy::Plain, &raw mut byte, start.add(offset), 1) };
     }
     std::hint::black_box(byte);
@@ -170,7 +170,7 @@ mod tests {
     fn is_zero(segment: &Segment) -> bool {
         let len = std::mem::offset_of!(ConnectionLayout, payloads);
         let start = std::ptr::from_ref(segment.content()).cast::<u8>();
-        // SAFETY: in bounds of a segment that nobody else knows.
+        // SAFETY: in bounds of a segment that only this test uses.
         (0..len).all(|at| unsafe { start.add(at).read() } == 0)
     }
 

@@ -40,7 +40,7 @@ pub(crate) struct Cell<W> {
 
 impl<W: AtomicWord> Cell<W> {
     /// The last entry that was stored here.
-    pub(crate) fn last(&self) -> Entry {
+    pub(crate) fn last(&self) -> RingEntry {
         [self.entry[0].load(Ordering::Relaxed), self.entry[1].load(Ordering::Relaxed)]
     }
 
@@ -53,13 +53,13 @@ impl<W: AtomicWord> Cell<W> {
 }
 
 /// An entry: two words.
-pub(crate) type Entry = [u64; 2];
+pub(crate) type RingEntry = [u64; 2];
 
 /// Attempts of a producer before it reports a full ring. Without a limit, a hostile consumer could keep it in the
 /// loop.
 const ATTEMPTS: usize = 1 << 10;
 
-/// A view of a ring whose memory is elsewhere, usually in a segment.
+/// A ring. Its memory is elsewhere, usually in a segment.
 pub(crate) struct Ring<'a, W, const N: usize> {
     tail: &'a W,
     cells: &'a [Cell<W>; N],
@@ -78,7 +78,7 @@ impl<'a, W: AtomicWord, const N: usize> Ring<'a, W, N> {
 
     /// Appends `entry`. Returns false if the ring is full.
     #[inline]
-    pub(crate) fn push(&self, entry: Entry) -> bool {
+    pub(crate) fn push(&self, entry: RingEntry) -> bool {
         for _ in 0..ATTEMPTS {
             let position = self.tail.load(Ordering::Relaxed);
             let (cell, free) = self.locate(position);
@@ -113,7 +113,7 @@ impl<'a, W: AtomicWord, const N: usize> Ring<'a, W, N> {
 
     /// Takes the entry at `head` and advances `head`. A ring has one consumer.
     #[inline]
-    pub(crate) fn pop(&self, head: &mut u64) -> Option<Entry> {
+    pub(crate) fn pop(&self, head: &mut u64) -> Option<RingEntry> {
         let (cell, free) = self.locate(*head);
         if cell.sequence.load(Ordering::Acquire) != free.wrapping_add(1) {
             return None;

@@ -1,26 +1,29 @@
-//! The staging buffer: bytes for regions that the initiator cannot reach itself.
+//! The staging buffer: shared memory with slots, for regions that the initiator cannot reach itself.
 //!
-//! The target makes one per peer, at the first import that needs it. The initiator fills a slot. The target's worker
-//! takes the slot, moves the bytes between slot and region, and writes a response. Both sides use the slots in order,
-//! so that each side keeps one number. Each side checks everything that the other side wrote: the target bounds every
-//! field, and the initiator reads nothing but the response.
+//! The target makes a staging buffer for a peer at the first import that needs it. The initiator fills a slot and posts
+//! a [`SlotRequest`] in it. The target's worker takes the slot, copies the bytes between the slot and the region, and
+//! writes a response. Both sides use the slots in order, so each side keeps only the number of its next slot. Each side
+//! checks all values that the other side wrote: the target checks every field of a request, and the initiator reads
+//! nothing but the response.
 
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use crossbeam_utils::CachePadded;
-use multirail_spi::{ErrorKind, WorkKind};
+use multirail_spi::ErrorKind;
+use multirail_spi::staging::{SlotRequest, decode_result, encode_result};
 
 use super::SegmentContent;
-use super::lease_table::RegionKey;
 
-/// Slots of a staging buffer. Each peer's buffer takes `SLOTS * SLOT_BYTES`, 1 MiB.
+/// Slots of a staging buffer. Each peer's buffer takes `SLOTS * SLOT_LEN`, 1 MiB.
 pub(crate) const SLOTS: usize = 64;
-/// Bytes of one slot: four pages, so that a revoke never waits for more.
-pub(crate) const SLOT_BYTES: usize = 16 << 10;
+/// Bytes of one slot: four pages, so that a revoke never waits for the copy of more.
+pub(crate) const SLOT_LEN: usize = 16 << 10;
 /// Slots that a target serves of one peer before it serves the next peer.
 const SLOTS_PER_POLL: usize = 16;
 
+/// The states of a slot. The initiator changes the state from free to posted, and from responded to free; the target
+/// from posted to taken, and from taken to responded. A posted slot that the initiator takes back is free.
 const FREE: u32 = 0;
 const POSTED: u32 = 1;
 const TAKEN: u32 = 2;
@@ -28,29 +31,27 @@ const RESPONDED: u32 = 3;
 
 /// The content of the shared memory. Zeroed memory is the initial state.
 #[repr(C)]
-pub(crate) struct StagingBuffer {
+pub(crate) struct SharedStagingBuffer {
     /// The initiator sleeps and wants to be woken by the next response.
     armed: CachePadded<AtomicU32>,
-    slots: [Slot; SLOTS],
-    data: [UnsafeCell<[u8; SLOT_BYTES]>; SLOTS],
+    slots: [SlotHeader; SLOTS],
+    data: [UnsafeCell<[u8; SLOT_LEN]>; SLOTS],
 }
 
+/// The state of a slot, the initiator's request and the target's response.
 #[repr(C, align(64))]
-struct Slot {
+struct SlotHeader {
     state: AtomicU32,
     response: AtomicU32,
-    kind: AtomicU32,
-    len: AtomicU32,
-    key: AtomicU64,
-    remote: AtomicU64,
+    request: [AtomicU64; SlotRequest::WORDS],
 }
 
 // SAFETY: the data are only reached through raw pointers, by `copy`.
-unsafe impl Sync for StagingBuffer {}
+unsafe impl Sync for SharedStagingBuffer {}
 // SAFETY: plain memory.
-unsafe impl Send for StagingBuffer {}
+unsafe impl Send for SharedStagingBuffer {}
 // SAFETY: atomics and raw bytes.
-unsafe impl SegmentContent for StagingBuffer {
+unsafe impl SegmentContent for SharedStagingBuffer {
     const HEAD: usize = size_of::<Self>();
 }
 
@@ -65,20 +66,7 @@ pub(crate) enum SlotStatus {
     Invalid,
 }
 
-/// The numbers that the target writes as responses.
-const RESPONSES: [(u32, Result<(), ErrorKind>); 3] =
-    [(0, Ok(())), (1, Err(ErrorKind::RemoteAccess)), (2, Err(ErrorKind::Revoked))];
-
-/// The request of the initiator in a slot.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct SlotRequest {
-    pub(crate) kind: WorkKind,
-    pub(crate) key: RegionKey,
-    pub(crate) remote: u64,
-    pub(crate) len: usize,
-}
-
-impl StagingBuffer {
+impl SharedStagingBuffer {
     /// The bytes of slot `at`.
     pub(crate) fn bytes(&self, at: u64) -> *mut u8 {
         self.data[at as usize % SLOTS].get().cast()
@@ -92,10 +80,9 @@ impl StagingBuffer {
     /// Initiator: hands slot `at` over to the target. The slot's bytes are in place.
     pub(crate) fn post(&self, at: u64, request: &SlotRequest) {
         let slot = self.slot(at);
-        slot.kind.store(u32::from(request.kind == WorkKind::Read), Ordering::Relaxed);
-        slot.len.store(request.len as u32, Ordering::Relaxed);
-        slot.key.store(request.key.to_wire(), Ordering::Relaxed);
-        slot.remote.store(request.remote, Ordering::Relaxed);
+        for (word, value) in slot.request.iter().zip(request.to_words()) {
+            word.store(value, Ordering::Relaxed);
+        }
         slot.state.store(POSTED, Ordering::Release);
     }
 
@@ -111,9 +98,8 @@ impl StagingBuffer {
         match slot.state.load(Ordering::Acquire) {
             POSTED | TAKEN => SlotStatus::Pending,
             RESPONDED => {
-                let response = slot.response.load(Ordering::Relaxed);
-                let known = RESPONSES.iter().find(|(number, _)| *number == response);
-                known.map_or(SlotStatus::Invalid, |(_, outcome)| SlotStatus::Done(*outcome))
+                let result = decode_result(slot.response.load(Ordering::Relaxed));
+                result.map_or(SlotStatus::Invalid, SlotStatus::Done)
             }
             _ => SlotStatus::Invalid,
         }
@@ -125,7 +111,7 @@ impl StagingBuffer {
     }
 
     /// Initiator: asks the target for a wakeup at its next response. Returns false if slot `at` has one already. The
-    /// fence pairs with the one in [`StagingBuffer::serve`].
+    /// fence pairs with the one in [`SharedStagingBuffer::serve`].
     pub(crate) fn arm(&self, at: u64) -> bool {
         self.armed.store(1, Ordering::Relaxed);
         fence(Ordering::SeqCst);
@@ -158,30 +144,22 @@ impl StagingBuffer {
         if slot.state.compare_exchange(POSTED, TAKEN, Ordering::AcqRel, Ordering::Relaxed).is_err() {
             return false;
         }
-        let outcome = run(at);
-        let known = RESPONSES.iter().find(|(_, known)| *known == outcome);
-        slot.response.store(known.map_or(1, |(number, _)| *number), Ordering::Relaxed);
+        slot.response.store(encode_result(run(at)), Ordering::Relaxed);
         slot.state.store(RESPONDED, Ordering::Release);
         true
     }
 
-    /// Target: the request in slot `at`. Reads each field once, since the initiator may change it meanwhile.
+    /// Target: the request in slot `at`. Reads each word once, since the initiator may change it meanwhile.
     ///
     /// # Errors
-    /// `RemoteAccess` if no region can have the key, or if the length exceeds a slot.
+    /// `RemoteAccess` if the request is of an unknown kind, or if the length exceeds a slot.
     pub(crate) fn request(&self, at: u64) -> Result<SlotRequest, ErrorKind> {
-        let slot = self.slot(at);
-        let kind = if slot.kind.load(Ordering::Relaxed) != 0 { WorkKind::Read } else { WorkKind::Write };
-        let (len, remote) = (slot.len.load(Ordering::Relaxed), slot.remote.load(Ordering::Relaxed));
-        let key = RegionKey::from_wire(slot.key.load(Ordering::Relaxed)).ok_or(ErrorKind::RemoteAccess)?;
-        let len = len as usize;
-        if len > SLOT_BYTES {
-            return Err(ErrorKind::RemoteAccess);
-        }
-        Ok(SlotRequest { kind, key, remote, len })
+        let words = self.slot(at).request.each_ref().map(|word| word.load(Ordering::Relaxed));
+        let request = SlotRequest::from_words(words).filter(|request| request.len <= SLOT_LEN as u64);
+        request.ok_or(ErrorKind::RemoteAccess)
     }
 
-    fn slot(&self, at: u64) -> &Slot {
+    fn slot(&self, at: u64) -> &SlotHeader {
         &self.slots[at as usize % SLOTS]
     }
 }
@@ -193,7 +171,7 @@ mod tests {
 
     #[test]
     fn an_invalid_slot_is_found() {
-        let buffer = Segment::<StagingBuffer>::create().unwrap();
+        let buffer = Segment::<SharedStagingBuffer>::create().unwrap();
         let buffer = buffer.content();
         assert_eq!(buffer.status(0), SlotStatus::Invalid, "nothing was posted");
         for (state, response) in [(9, 0), (RESPONDED, 77), (FREE, 0)] {

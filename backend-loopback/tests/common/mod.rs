@@ -9,32 +9,32 @@ use multirail_loopback::{Loopback, LoopbackConfig};
 use multirail_spi::{Access, Error, HostBuffer, Memory, VirtualClock, copy::CopyStrategy, *};
 
 pub const BOTH: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
-pub const SOON: Duration = limit::HANG;
+pub const TIME_LIMIT: Duration = limit::HANG;
 
-pub struct Node {
+pub struct TestNode {
     pub domain: Arc<dyn Domain>,
     pub endpoint: Box<dyn Endpoint>,
     pub clock: VirtualClock,
 }
 
-pub fn node(config: LoopbackConfig, seed: u64) -> Node {
+pub fn node(config: LoopbackConfig, seed: u64) -> TestNode {
     let clock = VirtualClock::default();
     let setup = DomainSetup { clock: Arc::new(clock.clone()), seed, incarnation: 1, sleeps: true };
     let backend = Loopback::with(config);
     let device = backend.probe().unwrap().remove(0);
     let domain = backend.open(&device, &setup).unwrap();
     let endpoint = domain.endpoint(EndpointConfig::default()).unwrap();
-    Node { domain, endpoint, clock }
+    TestNode { domain, endpoint, clock }
 }
 
 /// Two connected nodes without a link model. Returns a's slot for b and b's slot for a too.
-pub fn pair() -> (Node, Node, PeerSlot, PeerSlot) {
+pub fn pair() -> (TestNode, TestNode, PeerSlot, PeerSlot) {
     let (a, b) = (node(LoopbackConfig::default(), 1), node(LoopbackConfig::default(), 2));
     let (to_b, to_a) = connect(&a, &b);
     (a, b, to_b, to_a)
 }
 
-pub fn connect(a: &Node, b: &Node) -> (PeerSlot, PeerSlot) {
+pub fn connect(a: &TestNode, b: &TestNode) -> (PeerSlot, PeerSlot) {
     let (to_b, offer_a) = a.domain.connector().prepare().unwrap();
     let (to_a, offer_b) = b.domain.connector().prepare().unwrap();
     a.domain.connector().complete(to_b, &offer_b).unwrap();
@@ -61,7 +61,7 @@ impl RegisteredBuffer {
     }
 }
 
-impl Node {
+impl TestNode {
     pub fn register(&self, len: usize, access: Access) -> RegisteredBuffer {
         let buffer = Arc::new(HostBuffer::new(len).unwrap());
         // SAFETY: `RegisteredBuffer` hands out no references into the buffer.
@@ -90,7 +90,7 @@ impl Node {
 
     /// Polls until there are `count` events. Each request that is done counts as one.
     pub fn wait(&mut self, count: usize) -> Vec<Event> {
-        let (mut events, mut limit) = (Vec::new(), Limit::of(SOON));
+        let (mut events, mut limit) = (Vec::new(), Limit::of(TIME_LIMIT));
         while total(&events) < count {
             events.extend(self.poll());
             assert!(!limit.is_over(), "got only {events:?}");

@@ -9,16 +9,17 @@ use std::time::Duration;
 use cuda::Device;
 use multirail_loopback::{GpuSide, LoopbackConfig};
 use multirail_spi::{Access, ErrorKind, HostBuffer, Memory};
-use pair::{BOTH, Pair, Place, builder, connected, content, fabrics, pairs, region};
+use pair::{BOTH, FabricPair, TestMemory, builder, connected, content, fabrics, pairs, region};
 use transport_core::{Pages, WriteOptions};
 
 const LIMIT: Duration = limit::HANG;
 
 /// Moves `count` pages of `page` bytes between shuffled positions, `skew` bytes off multiples of a page, and checks
 /// every byte.
-fn move_pages(pair: &Pair, places: (Place, Place), page: usize, skew: usize, count: u32) {
+fn move_pages(pair: &FabricPair, memories: (TestMemory, TestMemory), page: usize, skew: usize, count: u32) {
     let stride = page + skew;
-    let (source, content_here, target, remote) = pair.regions(places, stride * count as usize + skew + page);
+    let (source, content_here, target, remote) =
+        pair.regions(memories, stride * count as usize + skew + page);
     let mut random = fastrand::Rng::with_seed(7);
     let mut order = || {
         let mut order: Vec<u32> = (0..count).collect();
@@ -34,13 +35,13 @@ fn move_pages(pair: &Pair, places: (Place, Place), page: usize, skew: usize, cou
         let place = |index: &u32| skew + *index as usize * stride;
         wanted[place(to)..][..page].copy_from_slice(&content_here[place(from)..][..page]);
     }
-    assert!(content(&target) == wanted, "{places:?} {page} {skew} {count}");
+    assert!(content(&target) == wanted, "{memories:?} {page} {skew} {count}");
 }
 
 fn pages_of_any_size_and_place() {
     for side in [GpuSide::Receiver, GpuSide::Sender] {
         let pair = fabrics(&LoopbackConfig::default().gpu_side(side));
-        for places in pairs() {
+        for memories in pairs() {
             for (page, skew, count) in [
                 (1, 0, 100),
                 (3, 5, 64),
@@ -54,25 +55,25 @@ fn pages_of_any_size_and_place() {
                 (65536, 2, 40),
                 (3 << 20, 0, 5),
             ] {
-                move_pages(&pair, places, page, skew, count);
+                move_pages(&pair, memories, page, skew, count);
             }
         }
     }
 }
 
-/// Operations between several regions, with pages of two sizes, and reads. This thread drives the fabric, so that all
+/// Operations between several regions, with pages of two sizes, and reads. This thread drives the fabric, so all
 /// operations are under way before the first batch is launched, and those of one GPU share a batch.
 fn operations_share_batches() {
     const COUNT: u32 = 2000;
     const PART: usize = COUNT as usize * 4096;
     let config = LoopbackConfig::default();
     let pair = connected(builder(&config).caller_driven().open().unwrap(), builder(&config).open().unwrap());
-    for places in pairs() {
-        let (source, content_here, target, remote) = pair.regions(places, 3 * PART);
-        let other = region(&pair.here, places.0, PART, Access::LOCAL);
+    for memories in pairs() {
+        let (source, content_here, target, remote) = pair.regions(memories, 3 * PART);
+        let other = region(&pair.here, memories.0, PART, Access::LOCAL);
         other.copy_in(0, &content_here[PART..2 * PART]).unwrap();
         target.copy_in(2 * PART, &content_here[..PART]).unwrap();
-        // The source pages are in order and the target pages in reverse order, so that no two pages are joined.
+        // The source pages are in order and the target pages in reverse order, so no two pages are joined.
         let pages = |first, order: Vec<u32>| Pages::new(order).stride(4096).offset(first);
         let (from, order) = (pages(0, (0..COUNT).collect()), || (0..COUNT).rev().collect());
         let mut ops = [
@@ -90,10 +91,10 @@ fn operations_share_batches() {
             let alike = |(there, here): (&[u8], &[u8])| {
                 there[..page] == here[..page] && there[page..].iter().all(|byte| *byte == 0)
             };
-            assert!(there.zip(here).all(alike), "{places:?} {page}");
+            assert!(there.zip(here).all(alike), "{memories:?} {page}");
         }
-        assert!(back[..2 * PART] == content_here[..2 * PART], "{places:?}");
-        assert!(back[2 * PART..] == content_here[..PART], "{places:?}");
+        assert!(back[..2 * PART] == content_here[..2 * PART], "{memories:?}");
+        assert!(back[2 * PART..] == content_here[..PART], "{memories:?}");
     }
 }
 
@@ -101,35 +102,35 @@ fn blocks_and_groups_change_no_byte() {
     for (blocks, devices) in [(1, 1), (4, 2), (132, 2)] {
         let config = LoopbackConfig::default().devices(devices).groups(devices).gpu_blocks(blocks);
         let pair = fabrics(&config);
-        for places in pairs() {
-            move_pages(&pair, places, 16384, 0, 1000);
+        for memories in pairs() {
+            move_pages(&pair, memories, 16384, 0, 1000);
         }
     }
 }
 
 fn large_writes_and_reads() {
     let pair = fabrics(&LoopbackConfig::default().devices(2).groups(2));
-    for places in pairs() {
+    for memories in pairs() {
         let len = (40 << 20) + 5;
-        let (source, content_here, target, remote) = pair.regions(places, len);
+        let (source, content_here, target, remote) = pair.regions(memories, len);
         pair.to.write(&source, 0..len - 3, &remote, 3).unwrap().wait(LIMIT).unwrap();
-        assert!(content(&target)[3..] == content_here[..len - 3], "{places:?}");
+        assert!(content(&target)[3..] == content_here[..len - 3], "{memories:?}");
         source.copy_in(0, &vec![0; len]).unwrap();
         pair.to.read(&source, 10..len, &remote, 3).unwrap().wait(LIMIT).unwrap();
-        assert!(content(&source)[10..] == content_here[..len - 10], "{places:?}");
+        assert!(content(&source)[10..] == content_here[..len - 10], "{memories:?}");
     }
 }
 
 fn small_writes_at_once_and_imms() {
     let pair = fabrics(&LoopbackConfig::default());
-    for places in pairs() {
-        let (source, content_here, target, remote) = pair.regions(places, 200_000);
+    for memories in pairs() {
+        let (source, content_here, target, remote) = pair.regions(memories, 200_000);
         for (at, len) in [(0, 8), (9, 1), (1000, 65536), (70_000, 65537)] {
             let options = WriteOptions::default().imm(at as u32);
             pair.to.write_with(&source, at..at + len, &remote, at, &options).unwrap().wait(LIMIT).unwrap();
             pair.from.imm(at as u32).expect(1).wait(LIMIT).unwrap();
             assert!(pair.from.imm(at as u32).try_take(1));
-            assert!(content(&target)[at..at + len] == content_here[at..at + len], "{places:?} {at} {len}");
+            assert!(content(&target)[at..at + len] == content_here[at..at + len], "{memories:?} {at} {len}");
         }
         assert_eq!(content(&target)[140_000], 0);
     }
@@ -139,34 +140,35 @@ fn a_peer_that_takes_no_imms_delays_no_other_peer() {
     // More than a message ring has room for.
     const IMMS: usize = 1500;
     let config = LoopbackConfig::default();
-    for places in pairs() {
+    for memories in pairs() {
         let quick = fabrics(&config);
         // No thread drives this fabric.
         let slow = connected(quick.here.clone(), builder(&config).caller_driven().open().unwrap());
-        let (source, content_here, target, remote) = slow.regions(places, IMMS * 8);
+        let (source, content_here, target, remote) = slow.regions(memories, IMMS * 8);
         let write = |at: usize| {
             slow.to.write_with(&source, at * 8..at * 8 + 8, &remote, at * 8, &WriteOptions::default().imm(1))
         };
         let mut waiting: Vec<_> = (0..IMMS).map(|at| write(at).unwrap()).collect();
-        let (source, quick_content, other, remote) = quick.regions(places, 100_000);
+        let (source, quick_content, other, remote) = quick.regions(memories, 100_000);
         let options = WriteOptions::default().imm(2);
         quick.to.write_with(&source, 0..100_000, &remote, 0, &options).unwrap().wait(LIMIT).unwrap();
-        assert!(content(&other) == quick_content, "{places:?}");
+        assert!(content(&other) == quick_content, "{memories:?}");
         // Operations whose imms wait fail with their peer.
         slow.to.disconnect();
         let ends: Vec<_> = waiting.iter_mut().map(|op| op.wait(LIMIT).map_err(|why| why.kind())).collect();
         let done = ends.iter().filter(|end| end.is_ok()).count();
-        assert!((1..IMMS).contains(&done), "{places:?}: {done} of {IMMS}");
+        assert!((1..IMMS).contains(&done), "{memories:?}: {done} of {IMMS}");
         let lost = ends.iter().filter(|end| end.as_ref().err() == Some(&ErrorKind::Closed)).count();
-        assert_eq!(done + lost, IMMS, "{places:?}");
-        assert!(content(&target)[..done * 8] == content_here[..done * 8], "{places:?}");
+        assert_eq!(done + lost, IMMS, "{memories:?}");
+        assert!(content(&target)[..done * 8] == content_here[..done * 8], "{memories:?}");
     }
 }
 
 fn operations_complete_when_the_driver_refuses_a_copy() {
     let pair = fabrics(&LoopbackConfig::default());
     let device = Device::open(0).unwrap();
-    let (source, content_here, target, remote) = pair.regions((Place::Gpu(0), Place::Gpu(0)), 8 << 20);
+    let (source, content_here, target, remote) =
+        pair.regions((TestMemory::Gpu(0), TestMemory::Gpu(0)), 8 << 20);
     // Half of the memory is page-locked. The driver refuses a copy across the border.
     let memory = Arc::new(HostBuffer::new(8 << 20).unwrap());
     // SAFETY: dropped before the memory, at the end.
@@ -193,25 +195,25 @@ fn operations_complete_when_the_driver_refuses_a_copy() {
 
 fn messages_from_and_into_gpus() {
     let pair = fabrics(&LoopbackConfig::default());
-    for places in pairs() {
-        let (source, content_here, target, _) = pair.regions(places, 60_000);
+    for memories in pairs() {
+        let (source, content_here, target, _) = pair.regions(memories, 60_000);
         let mut receive = pair.there.recv(&target, 100..50_100).unwrap();
         pair.to.send(&source, 7..50_007).unwrap().wait(LIMIT).unwrap();
         let message = receive.wait(LIMIT).unwrap();
-        assert_eq!(message.bytes, 50_000, "{places:?}");
-        assert!(content(&target)[100..50_100] == content_here[7..50_007], "{places:?}");
+        assert_eq!(message.bytes, 50_000, "{memories:?}");
+        assert!(content(&target)[100..50_100] == content_here[7..50_007], "{memories:?}");
     }
 }
 
 fn wrong_requests_are_refused() {
     let pair = fabrics(&LoopbackConfig::default());
-    for places in pairs() {
-        let (source, _, target, remote) = pair.regions(places, 1 << 20);
+    for memories in pairs() {
+        let (source, _, target, remote) = pair.regions(memories, 1 << 20);
         let beyond = Pages::new(vec![0, 16]);
         let inside = Pages::new(vec![0, 1]);
         for (from, to) in [(&beyond, &inside), (&inside, &beyond)] {
             let refused = pair.to.write_pages(&source, from, &remote, to, 65536).err().unwrap();
-            assert_eq!(refused.kind(), ErrorKind::OutOfBounds, "{places:?}");
+            assert_eq!(refused.kind(), ErrorKind::OutOfBounds, "{memories:?}");
         }
         let none = Pages::new(Vec::new());
         let refused = pair.to.write_pages(&source, &none, &remote, &none, 65536).err().unwrap();
@@ -222,7 +224,7 @@ fn wrong_requests_are_refused() {
         pair.to.write_pages(&source, &three, &remote, &twice, 65536).unwrap().wait(LIMIT).unwrap();
         target.revoke().unwrap().wait(LIMIT).unwrap();
         let late = pair.to.write(&source, 0..8, &remote, 0).and_then(|mut op| op.wait(LIMIT)).unwrap_err();
-        assert_eq!(late.kind(), ErrorKind::Revoked, "{places:?}");
+        assert_eq!(late.kind(), ErrorKind::Revoked, "{memories:?}");
     }
 }
 

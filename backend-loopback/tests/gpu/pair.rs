@@ -11,7 +11,7 @@ pub const BOTH: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 
 /// The memory of a region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Place {
+pub enum TestMemory {
     Host,
     Gpu(usize),
 }
@@ -23,16 +23,16 @@ pub fn missing() -> Option<String> {
     Some(why.to_string())
 }
 
-/// Every pair of places with a GPU in it.
-pub fn pairs() -> Vec<(Place, Place)> {
+/// Every pair of memories of which one is a GPU's.
+pub fn pairs() -> Vec<(TestMemory, TestMemory)> {
     let gpus = Device::all().unwrap().len().min(2);
-    let places: Vec<_> = std::iter::once(Place::Host).chain((0..gpus).map(Place::Gpu)).collect();
-    let all = places.iter().flat_map(|from| places.iter().map(|to| (*from, *to)));
-    all.filter(|pair| *pair != (Place::Host, Place::Host)).collect()
+    let memories: Vec<_> = std::iter::once(TestMemory::Host).chain((0..gpus).map(TestMemory::Gpu)).collect();
+    let all = memories.iter().flat_map(|from| memories.iter().map(|to| (*from, *to)));
+    all.filter(|pair| *pair != (TestMemory::Host, TestMemory::Host)).collect()
 }
 
 /// Two connected fabrics.
-pub struct Pair {
+pub struct FabricPair {
     pub here: Fabric,
     pub there: Fabric,
     pub to: Peer,
@@ -44,29 +44,33 @@ pub fn builder(config: &LoopbackConfig) -> FabricBuilder {
     FabricBuilder::new().transport(TransportConfig::new("loopback", backend))
 }
 
-pub fn connected(here: Fabric, there: Fabric) -> Pair {
+pub fn connected(here: Fabric, there: Fabric) -> FabricPair {
     let (to, from) = here.connect_local(&there).unwrap();
-    Pair { here, there, to, from }
+    FabricPair { here, there, to, from }
 }
 
-pub fn fabrics(config: &LoopbackConfig) -> Pair {
+pub fn fabrics(config: &LoopbackConfig) -> FabricPair {
     connected(builder(config).open().unwrap(), builder(config).open().unwrap())
 }
 
-pub fn region(fabric: &Fabric, place: Place, len: usize, access: Access) -> Region {
+pub fn region(fabric: &Fabric, place: TestMemory, len: usize, access: Access) -> Region {
     let memory: Arc<dyn Memory> = match place {
-        Place::Host => Arc::new(HostBuffer::new(len).unwrap()),
-        Place::Gpu(number) => Arc::new(CudaMemory::new(&Device::all().unwrap()[number], len).unwrap()),
+        TestMemory::Host => Arc::new(HostBuffer::new(len).unwrap()),
+        TestMemory::Gpu(number) => Arc::new(CudaMemory::new(&Device::all().unwrap()[number], len).unwrap()),
     };
     // SAFETY: nobody refers to the bytes.
     unsafe { fabric.register(memory, access) }.unwrap()
 }
 
-impl Pair {
+impl FabricPair {
     /// A source with its content, a target, and the target as imported by this side.
-    pub fn regions(&self, places: (Place, Place), len: usize) -> (Region, Vec<u8>, Region, RemoteRegion) {
-        let source = region(&self.here, places.0, len, Access::LOCAL);
-        let target = region(&self.there, places.1, len, BOTH);
+    pub fn regions(
+        &self,
+        memories: (TestMemory, TestMemory),
+        len: usize,
+    ) -> (Region, Vec<u8>, Region, RemoteRegion) {
+        let source = region(&self.here, memories.0, len, Access::LOCAL);
+        let target = region(&self.there, memories.1, len, BOTH);
         let mut random = fastrand::Rng::with_seed(len as u64);
         let content: Vec<u8> = (0..len).map(|_| random.u8(..)).collect();
         source.copy_in(0, &content).unwrap();

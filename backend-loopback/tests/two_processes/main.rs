@@ -4,7 +4,6 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod process;
-mod warm;
 
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -13,7 +12,7 @@ use common::*;
 use limit::Limit;
 use multirail_loopback::LoopbackConfig;
 use multirail_spi::{Access, ErrorKind, Memory, *};
-use process::{CHILD, Peer, hex, parse_key, private, unhex};
+use process::{CHILD, ChildPeer, hex, parse_key, private, unhex};
 
 const LEN: usize = 6 << 20;
 const PAGE: u64 = 4096;
@@ -63,7 +62,7 @@ fn peer() {
             "exec" => {
                 use std::os::unix::process::CommandExt;
                 let place = format!("exec {}", foreign.as_ptr() as usize);
-                let error = Peer::command(&place).exec();
+                let error = ChildPeer::command(&place).exec();
                 panic!("{error}");
             }
             "revoke" => {
@@ -99,9 +98,9 @@ fn processes_reach_each_other_and_leave_nothing_behind() {
     importers_wait_for_a_stopped_peer_in_parallel();
     unauthenticated_connections_are_dropped();
     a_peer_that_became_another_program_is_gone();
-    warm::warm_memory_takes_no_page_fault();
+    warm_memory_takes_no_page_fault();
     // The kernel lists a joined thread for a moment longer.
-    let mut limit = Limit::of(SOON);
+    let mut limit = Limit::of(TIME_LIMIT);
     while count("task") > threads && !limit.is_over() {
         std::thread::yield_now();
     }
@@ -110,7 +109,7 @@ fn processes_reach_each_other_and_leave_nothing_behind() {
 
 fn moves_bytes() {
     let mut a = node(LoopbackConfig::default(), 1);
-    let mut peer = Peer::start(&a);
+    let mut peer = ChildPeer::start(&a);
     let slot = peer.slot;
     let source = a.register(LEN, Access::LOCAL);
     for (key, other) in [(peer.shared, false), (peer.foreign, true)] {
@@ -184,7 +183,7 @@ fn next_program(place: usize) {
 }
 
 /// Runs a request that must fail. Returns the kind of the error.
-type Failing = fn(&mut Node, &Peer, WorkRequest, &dyn RemoteMemory) -> ErrorKind;
+type Failing = fn(&mut TestNode, &ChildPeer, WorkRequest, &dyn RemoteMemory) -> ErrorKind;
 
 fn a_peer_that_became_another_program_is_gone() {
     let kinds: [Failing; 3] = [
@@ -199,7 +198,7 @@ fn a_peer_that_became_another_program_is_gone() {
     ];
     for run in kinds {
         let mut a = node(LoopbackConfig::default(), 1);
-        let mut peer = Peer::start(&a);
+        let mut peer = ChildPeer::start(&a);
         let source = a.register(LEN, Access::LOCAL);
         let import = a.try_import(peer.slot, peer.foreign).unwrap();
         source.fill(7);
@@ -221,7 +220,7 @@ fn foreign_pages() {
         return;
     }
     let mut a = node(LoopbackConfig::default(), 1);
-    let peer = Peer::start(&a);
+    let peer = ChildPeer::start(&a);
     let source = a.register(LEN, Access::LOCAL);
     source.fill(1);
     for (name, key) in [("shared", peer.shared), ("foreign", peer.foreign)] {
@@ -248,7 +247,7 @@ fn a_killed_writer_keeps_no_region_busy() {
     let mut pending = 0;
     for _ in 0..4 {
         let mut a = node(LoopbackConfig::default(), 1);
-        let mut peer = Peer::start(&a);
+        let mut peer = ChildPeer::start(&a);
         let target = a.register(LEN, BOTH);
         let key = target.region.key();
         assert_eq!(peer.ask(&format!("import {} {}", key.key, key.len)), "imported");
@@ -258,7 +257,7 @@ fn a_killed_writer_keeps_no_region_busy() {
         }
         let import = a.try_import(peer.slot, peer.foreign).unwrap();
         peer.child.kill().unwrap();
-        let mut limit = Limit::of(SOON);
+        let mut limit = Limit::of(TIME_LIMIT);
         while target.region.revoke().is_pending() {
             pending += 1;
             assert!(!limit.is_over(), "a dead writer keeps the region busy");
@@ -279,7 +278,7 @@ fn a_killed_writer_keeps_no_region_busy() {
 fn importers_wait_for_a_stopped_peer_in_parallel() {
     use rustix::process::*;
     let a = node(LoopbackConfig::default(), 1);
-    let peer = Peer::start(&a);
+    let peer = ChildPeer::start(&a);
     let child = Pid::from_child(&peer.child);
     kill_process(child, Signal::STOP).unwrap();
     let (_, status) = waitpid(Some(child), WaitOptions::UNTRACED).unwrap().unwrap();
@@ -312,7 +311,7 @@ fn unauthenticated_connections_are_dropped() {
             socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
         connect(&socket, &address).unwrap();
         send(&socket, garbage, SendFlags::NOSIGNAL).unwrap();
-        sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(SOON)).unwrap();
+        sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(TIME_LIMIT)).unwrap();
         let mut answer = [0; 200];
         let end = loop {
             match recv(&socket, &mut answer, RecvFlags::empty()) {
@@ -326,4 +325,53 @@ fn unauthenticated_connections_are_dropped() {
     elsewhere[8] ^= 1;
     let error = a.domain.connector().complete(PeerSlot(0), &elsewhere).unwrap_err();
     assert!(error.kind() == ErrorKind::Unreachable && error.context().contains("another host"), "{error}");
+}
+
+/// The number of page faults of this thread while `run` ran.
+fn page_faults(run: impl FnOnce()) -> u64 {
+    let taken = || {
+        let stat = std::fs::read_to_string("/proc/thread-self/stat").unwrap();
+        // The tenth field, of which the second is the thread's name in parentheses.
+        let rest = stat.rsplit_once(") ").unwrap().1;
+        rest.split(' ').nth(7).unwrap().parse::<u64>().unwrap()
+    };
+    let before = taken();
+    run();
+    taken() - before
+}
+
+/// Memory that was warmed up takes no page fault at its first use. The test counts page faults, and measures no time.
+/// It takes the best of several tries, because the kernel may take a page back at any time.
+fn warm_memory_takes_no_page_fault() {
+    const TRIES: usize = 3;
+    let mut a = node(LoopbackConfig::default(), 1);
+    let source = a.register(LEN, Access::LOCAL);
+    source.fill(1);
+    let small = a.register(65536, Access::LOCAL);
+    small.fill(2);
+    let (mut cold, mut warm) = (Vec::new(), Vec::new());
+    for warmed in [false, true].repeat(TRIES) {
+        let mut peer = ChildPeer::start(&a);
+        let import = a.try_import(peer.slot, peer.shared).unwrap();
+        if warmed {
+            import.warm_up();
+            let touch = WorkRequest { id: 1, len: 0, ..write(1, peer.slot, &source, None) };
+            assert_eq!(a.run(touch), done(1, 1));
+        }
+        let bytes =
+            page_faults(|| assert_eq!(a.run(write(2, peer.slot, &source, Some(&import))), done(2, 1)));
+        let message = WorkRequest { kind: WorkKind::Send, ..write(3, peer.slot, &small, None) };
+        let message = page_faults(|| assert_eq!(a.run(message), done(3, 1)));
+        if warmed { &mut warm } else { &mut cold }.push((bytes, message));
+        // The warm-up request delivered no event.
+        assert!(peer.ask("events 1").ends_with("len: 65536, imm: None }] 2"));
+        assert_eq!(peer.ask("bytes 0").split(' ').next(), Some("1"));
+        a.domain.connector().disconnect(peer.slot);
+        assert_eq!(a.wait(1), [Event::PeerGone { peer: peer.slot }]);
+    }
+    let none = |of: fn(&(u64, u64)) -> u64, counts: &[(u64, u64)]| counts.iter().any(|count| of(count) == 0);
+    let what = format!("cold {cold:?}, warm {warm:?}");
+    assert!(none(|count| count.0, &warm) && !none(|count| count.0, &cold), "bytes: {what}");
+    // If the message ring is in a huge page, the connection has touched all of it.
+    assert!(none(|count| count.1, &warm), "messages: {what}");
 }

@@ -28,7 +28,7 @@ pub fn parse_key(words: &[u64]) -> KeyMaterial {
     KeyMaterial { base: 0, key: words[0], len: words[1] }
 }
 
-pub struct Peer {
+pub struct ChildPeer {
     pub child: Child,
     pub input: ChildStdin,
     output: Lines<BufReader<ChildStdout>>,
@@ -37,7 +37,7 @@ pub struct Peer {
     pub foreign: KeyMaterial,
 }
 
-impl Peer {
+impl ChildPeer {
     /// Starts this test executable as `role`.
     pub fn command(role: &str) -> Command {
         let mut command = Command::new(std::env::current_exe().unwrap());
@@ -45,7 +45,7 @@ impl Peer {
         command
     }
 
-    pub fn start(a: &Node) -> Self {
+    pub fn start(a: &TestNode) -> Self {
         let mut command = Self::command("1");
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let (input, output) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
@@ -77,7 +77,7 @@ impl Peer {
     }
 }
 
-impl Drop for Peer {
+impl Drop for ChildPeer {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();

@@ -14,6 +14,7 @@
 //!   may write at the same time; [`Fences`] flush what a device has written.
 //! - [`Clock`] is where time comes from, [`Error`] what every call may return.
 //! - [`WakeupPipe`] wakes a thread that sleeps; a [`Signal`] is what a GPU waits for.
+//! - [`Staging`] says when bytes go through staging buffers; [`staging`] is the protocol of the slots of such buffers.
 //!
 //! ```
 //! use multirail_spi::{Access, HostBuffer, Memory};
@@ -49,6 +50,7 @@ mod grant;
 mod memory;
 mod peer_slots;
 mod signal;
+pub mod staging;
 mod staging_policy;
 #[doc(hidden)]
 pub mod sync;

@@ -26,11 +26,17 @@ impl<T> SlotTable<T> {
         self.changes.fetch_add(1, Ordering::Release);
     }
 
+    /// The number of changes so far.
+    #[inline]
+    pub fn changes(&self) -> u64 {
+        self.changes.load(Ordering::Acquire)
+    }
+
     /// Locks the table if it has changed since the count in `seen`, which is brought up to date. [`u64::MAX`] counts as
     /// never read.
     #[inline]
     pub fn lock_if_changed(&self, seen: &mut u64) -> Option<MutexGuard<'_, T>> {
-        let changes = self.changes.load(Ordering::Acquire);
+        let changes = self.changes();
         if changes == *seen {
             return None;
         }

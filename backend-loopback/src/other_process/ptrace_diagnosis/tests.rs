@@ -6,9 +6,9 @@ const OURS: &str = "Name:\ta\nUid:\t7\t7\t7\t7\nGid:\t8\t8\t8\t8\nCapPrm:\t00000
 const OPEN: PtraceHints = PtraceHints { permit_errno: 0, dumpable: true, user_namespace: 5 };
 
 /// A /proc that the test writes.
-struct Root(PathBuf);
+struct FakeRoot(PathBuf);
 
-impl Root {
+impl FakeRoot {
     fn new(name: &str, ours: &str, theirs: &str, yama: Option<&str>) -> Self {
         let root =
             std::env::temp_dir().join(format!("multirail-ptrace-diagnosis-{}-{name}", std::process::id()));
@@ -29,7 +29,7 @@ impl Root {
     }
 }
 
-impl Drop for Root {
+impl Drop for FakeRoot {
     fn drop(&mut self) {
         std::fs::remove_dir_all(&self.0).unwrap();
     }
@@ -43,7 +43,7 @@ fn says(text: &str, all: &[&str]) {
 #[test]
 fn yama_is_named_with_its_value() {
     let scope = |scope: &str, target: &PtraceHints| {
-        Root::new(&format!("yama{scope}"), OURS, OURS, Some(&format!("{scope}\n"))).text(
+        FakeRoot::new(&format!("yama{scope}"), OURS, OURS, Some(&format!("{scope}\n"))).text(
             libc::EPERM,
             None,
             target,
@@ -64,20 +64,20 @@ fn yama_is_named_with_its_value() {
 #[test]
 fn a_filter_is_distinguished_from_a_kernel_without_the_call() {
     let filtered = OURS.replace("Seccomp:\t0", "Seccomp:\t2");
-    let root = Root::new("seccomp", &filtered, OURS, Some("2"));
+    let root = FakeRoot::new("seccomp", &filtered, OURS, Some("2"));
     for errno in [libc::EPERM, libc::ENOSYS] {
         says(
             &root.text(errno, Some(errno), &OPEN),
             &["seccomp", "--cap-add SYS_PTRACE", "--security-opt seccomp="],
         );
     }
-    let root = Root::new("old", OURS, OURS, None);
+    let root = FakeRoot::new("old", OURS, OURS, None);
     says(&root.text(libc::ENOSYS, Some(libc::ENOSYS), &OPEN), &["CONFIG_CROSS_MEMORY_ATTACH"]);
 }
 
 #[test]
 fn identities_are_compared_before_yama() {
-    let root = |name: &str, theirs: String| Root::new(name, OURS, &theirs, Some("1"));
+    let root = |name: &str, theirs: String| FakeRoot::new(name, OURS, &theirs, Some("1"));
     let plain = root("plain", OURS.into());
     says(&plain.text(libc::EPERM, None, &PtraceHints { dumpable: false, ..OPEN }), &["PR_SET_DUMPABLE"]);
     says(

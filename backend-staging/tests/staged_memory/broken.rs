@@ -1,7 +1,4 @@
 //! Staged writes while the connection of their device breaks: it breaks whenever a peer refuses a work request.
-#![cfg(target_os = "linux")]
-
-mod fabric;
 
 use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
@@ -11,7 +8,7 @@ use multirail_spi::ErrorKind;
 use multirail_staging::Staging;
 use transport_core::{Fabric, Peer, Region, RemoteRegion, WriteOptions};
 
-use fabric::{OPEN, foreign};
+use crate::{OPEN, register_refused};
 
 const LEN: usize = 1 << 20;
 const PARTS: usize = 16;
@@ -20,7 +17,7 @@ const IMM: u32 = 5;
 const LIMIT: Duration = limit::HANG;
 
 fn open() -> Option<Fabric> {
-    fabric::open(Verbs::new(), Staging::WhereRefused)
+    crate::open(Verbs::new(), Staging::WhereRefused)
 }
 
 /// Writes all of a region in parts with an imm each. Each part has to succeed, and its end is sent to `ended`.
@@ -38,7 +35,7 @@ fn write(peer: &Peer, from: &Region, to: &RemoteRegion, ended: &Sender<()>) {
 fn writes_continue_after_each_break() {
     let Some((here, there)) = open().zip(open()) else { return };
     let (peer, origin) = here.connect_local(&there).expect("connected");
-    let (from, to) = (foreign(&here, LEN).unwrap(), foreign(&there, LEN).unwrap());
+    let (from, to) = (register_refused(&here, LEN).unwrap(), register_refused(&there, LEN).unwrap());
     let remote = peer.import(&to.descriptor()).unwrap();
     assert_eq!(remote.path(), "staged through the host's memory");
     let plain = there.alloc(4096, OPEN).unwrap();

@@ -1,4 +1,9 @@
-//! Opens a fabric with staging, and registers memory that its device refuses.
+//! Fabrics with staging, and memory that their devices refuse.
+#![cfg(target_os = "linux")]
+
+mod broken;
+#[cfg(target_env = "gnu")]
+mod refused;
 
 use std::sync::Arc;
 
@@ -6,10 +11,10 @@ use multirail_spi::{Access, Backend, DmaBuf, Error, ErrorKind, HostBuffer, Memor
 use multirail_staging::{Staged, Staging};
 use transport_core::{Fabric, FabricBuilder, Region, TransportConfig};
 
-pub const OPEN: Access = Access::REMOTE_WRITE.union(Access::REMOTE_READ);
+const OPEN: Access = Access::REMOTE_WRITE.union(Access::REMOTE_READ);
 
 /// Opens a fabric on the first device of `inner`. Without a device it prints the reason and returns `None`.
-pub fn open(inner: impl Backend + 'static, staging: Staging) -> Option<Fabric> {
+fn open(inner: impl Backend + 'static, staging: Staging) -> Option<Fabric> {
     let mut devices = match inner.probe() {
         Ok(devices) => devices,
         Err(why) => {
@@ -24,10 +29,10 @@ pub fn open(inner: impl Backend + 'static, staging: Staging) -> Option<Fabric> {
 }
 
 /// Host memory that claims to be memory of a PCI device.
-struct Foreign(HostBuffer);
+struct RefusedMemory(HostBuffer);
 
 // SAFETY: all methods return what the buffer returns, which keeps this contract itself.
-unsafe impl Memory for Foreign {
+unsafe impl Memory for RefusedMemory {
     fn as_ptr(&self) -> *mut u8 {
         self.0.as_ptr()
     }
@@ -47,8 +52,8 @@ unsafe impl Memory for Foreign {
 }
 
 /// Registers memory that the device refuses.
-pub fn foreign(fabric: &Fabric, len: usize) -> Result<Region> {
-    let memory = Arc::new(Foreign(HostBuffer::new(len)?));
+fn register_refused(fabric: &Fabric, len: usize) -> Result<Region> {
+    let memory = Arc::new(RefusedMemory(HostBuffer::new(len)?));
     // SAFETY: there are no references into the memory.
     unsafe { fabric.register(memory, OPEN) }
 }

@@ -1,23 +1,20 @@
 //! Memory that libfabric's tcp provider refuses is staged if both processes allow it.
-#![cfg(all(target_os = "linux", target_env = "gnu"))]
-
-mod fabric;
 
 use backend_efa::{Efa, EfaConfig};
 use multirail_spi::{Access, ErrorKind, Result};
 use multirail_staging::Staging;
 use transport_core::{Fabric, Pages, Peer, Region, WriteOptions};
 
-use fabric::OPEN;
+use crate::OPEN;
 
 const LEN: usize = 3 << 20;
 
 fn open(staging: Staging) -> Option<Fabric> {
-    fabric::open(Efa::with(EfaConfig::default().provider("tcp").node("127.0.0.1")), staging)
+    crate::open(Efa::with(EfaConfig::default().provider("tcp").node("127.0.0.1")), staging)
 }
 
-fn foreign(fabric: &Fabric) -> Result<Region> {
-    fabric::foreign(fabric, LEN)
+fn register_refused(fabric: &Fabric) -> Result<Region> {
+    crate::register_refused(fabric, LEN)
 }
 
 fn bytes(seed: u8) -> Vec<u8> {
@@ -47,8 +44,8 @@ fn there_and_back(peer: &Peer, from: &Region, to: &Region, back: &Region, seed: 
 fn staged_and_plain_memory_can_be_mixed() {
     let Some((here, there)) = open(Staging::WhereRefused).zip(open(Staging::WhereRefused)) else { return };
     let (peer, origin) = here.connect_local(&there).expect("connected");
-    let near = [here.alloc(LEN, OPEN).unwrap(), foreign(&here).unwrap()];
-    let far = [there.alloc(LEN, OPEN).unwrap(), foreign(&there).unwrap()];
+    let near = [here.alloc(LEN, OPEN).unwrap(), register_refused(&here).unwrap()];
+    let far = [there.alloc(LEN, OPEN).unwrap(), register_refused(&there).unwrap()];
     for (seed, (from, to)) in near.iter().flat_map(|from| far.iter().map(move |to| (from, to))).enumerate() {
         for back in &near {
             back.copy_in(0, &vec![0; LEN]).unwrap();
@@ -86,7 +83,7 @@ fn the_target_refuses_access_to_dropped_regions() {
     let Some((here, there)) = open(Staging::WhereRefused).zip(open(Staging::WhereRefused)) else { return };
     let (peer, _origin) = here.connect_local(&there).expect("connected");
     let from = here.alloc(LEN, Access::LOCAL).unwrap();
-    let to = foreign(&there).unwrap();
+    let to = register_refused(&there).unwrap();
     let remote = peer.import(&to.descriptor()).unwrap();
     pollster::block_on(async {
         peer.write(&from, 0..LEN, &remote, 0)?.await?;
@@ -94,7 +91,7 @@ fn the_target_refuses_access_to_dropped_regions() {
         let gone = peer.write(&from, 0..LEN, &remote, 0)?.await.expect_err("the region is gone");
         assert!(matches!(gone.kind(), ErrorKind::RemoteAccess | ErrorKind::Revoked), "{gone}");
         // The connection still works.
-        let next = foreign(&there)?;
+        let next = register_refused(&there)?;
         let remote = peer.import(&next.descriptor())?;
         peer.write(&from, 0..LEN, &remote, 0)?.await
     })
@@ -104,7 +101,7 @@ fn the_target_refuses_access_to_dropped_regions() {
 #[test]
 fn a_peer_without_staging_is_refused_staged_regions() {
     let Some((here, there)) = open(Staging::Never).zip(open(Staging::WhereRefused)) else { return };
-    let refused = foreign(&here).err().expect("nothing is staged");
+    let refused = register_refused(&here).err().expect("nothing is staged");
     assert_eq!(refused.kind(), ErrorKind::Unsupported, "{refused}");
     // It makes no difference which process connects.
     for (one, other) in [(&here, &there), (&there, &here)] {
@@ -112,7 +109,8 @@ fn a_peer_without_staging_is_refused_staged_regions() {
         let (ours, theirs) = (one.alloc(LEN, OPEN).unwrap(), other.alloc(LEN, OPEN).unwrap());
         there_and_back(&peer, &ours, &theirs, &ours, 3);
         let (plain, _staged) = if std::ptr::eq(one, &here) { (&peer, &back) } else { (&back, &peer) };
-        let why = plain.import(&foreign(&there).unwrap().descriptor()).expect_err("it is staged there");
+        let why =
+            plain.import(&register_refused(&there).unwrap().descriptor()).expect_err("it is staged there");
         assert!(
             why.kind() == ErrorKind::Unsupported && why.context().contains("MULTIRAIL_STAGING=1"),
             "{why}"
@@ -122,9 +120,9 @@ fn a_peer_without_staging_is_refused_staged_regions() {
     let (peer, _back) = there.connect_local(&here).expect("connected");
     there_and_back(
         &peer,
-        &foreign(&there).unwrap(),
+        &register_refused(&there).unwrap(),
         &here.alloc(LEN, OPEN).unwrap(),
-        &foreign(&there).unwrap(),
+        &register_refused(&there).unwrap(),
         9,
     );
 }
@@ -133,7 +131,7 @@ fn a_peer_without_staging_is_refused_staged_regions() {
 fn messages_without_a_receive_do_not_delay_writes() {
     let Some((here, there)) = open(Staging::WhereRefused).zip(open(Staging::WhereRefused)) else { return };
     let (peer, _origin) = here.connect_local(&there).expect("connected");
-    let (from, to) = (foreign(&here).unwrap(), foreign(&there).unwrap());
+    let (from, to) = (register_refused(&here).unwrap(), register_refused(&there).unwrap());
     let remote = peer.import(&to.descriptor()).unwrap();
     from.copy_in(0, &bytes(1)).unwrap();
     let message = |at: usize| peer.send(&from, 1000 * at..1000 * at + 1000).unwrap();
@@ -144,7 +142,7 @@ fn messages_without_a_receive_do_not_delay_writes() {
     }
     assert!(all_of(&to) == bytes(1));
     // The messages are received into staged memory.
-    let inbox = foreign(&there).unwrap();
+    let inbox = register_refused(&there).unwrap();
     let receives: Vec<_> =
         (0..100).map(|at| there.recv(&inbox, 1000 * at..1000 * at + 1000).unwrap()).collect();
     messages.into_iter().for_each(|mut message| assert!(message.wait(limit).is_ok()));
@@ -168,8 +166,8 @@ fn every_imm_arrives_and_no_other() {
         origin.imm(imm).expect(1).wait(limit).expect("an imm");
         assert!(origin.imm(imm).try_take(1));
     };
-    let near = [here.alloc(LEN, OPEN).unwrap(), foreign(&here).unwrap()];
-    let far = [there.alloc(LEN, OPEN).unwrap(), foreign(&there).unwrap()];
+    let near = [here.alloc(LEN, OPEN).unwrap(), register_refused(&here).unwrap()];
+    let far = [there.alloc(LEN, OPEN).unwrap(), register_refused(&there).unwrap()];
     for imm in [WAKE_IMM, WAKE_IMM + 1] {
         let options = WriteOptions::new().imm(imm);
         for (from, to) in near.iter().flat_map(|from| far.iter().map(move |to| (from, to))) {

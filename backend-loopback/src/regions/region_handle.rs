@@ -1,4 +1,4 @@
-//! A registered region in the hands of its owner.
+//! The handle of a registered region, which the engine owns.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -11,11 +11,11 @@ use super::Regions;
 use crate::segment::lease_table::{DEVICE_MEMORY, RegionKey};
 
 /// Dropping it deregisters the region. The memory stays allocated until no peer is inside.
-pub(crate) struct Registration {
+pub(crate) struct RegionHandle {
     regions: Arc<Regions>,
     key: RegionKey,
     len: u64,
-    /// The region is in device memory, whose addresses the CPU cannot follow.
+    /// The region is in device memory: the CPU cannot use its addresses.
     in_device_memory: bool,
     closed: AtomicBool,
     quiescent: AtomicBool,
@@ -23,7 +23,7 @@ pub(crate) struct Registration {
     _domain: Arc<dyn Any + Send + Sync>,
 }
 
-impl Registration {
+impl RegionHandle {
     /// The handle of a region that is in the table.
     pub(crate) fn new(
         regions: &Arc<Regions>,
@@ -50,7 +50,7 @@ impl Registration {
     }
 }
 
-impl MemoryRegion for Registration {
+impl MemoryRegion for RegionHandle {
     fn lkey(&self) -> u64 {
         self.key.to_wire() | if self.in_device_memory { DEVICE_MEMORY } else { 0 }
     }
@@ -76,7 +76,7 @@ impl MemoryRegion for Registration {
     }
 }
 
-impl Drop for Registration {
+impl Drop for RegionHandle {
     fn drop(&mut self) {
         self.close();
         self.regions.retire(self.key);

@@ -1,0 +1,328 @@
+//! The initiator's work requests whose bytes go through slots.
+
+use std::collections::VecDeque;
+
+use crate::{Event, Status, WorkRequest};
+
+/// The staged work requests to one peer, in the order of posting. `T` is what the backend keeps with each of them.
+///
+/// Work requests are numbered, because a slot names the work request whose bytes it has. The number of a work request
+/// that was removed belongs to no other one.
+#[derive(Debug)]
+pub struct StagedWorkQueue<T> {
+    /// The numbers ascend. They are consecutive unless a later work request was removed before an earlier one.
+    queue: VecDeque<StagedWork<T>>,
+    /// The number of the next work request.
+    next: u64,
+    /// No work request with a smaller number needs a slot.
+    first_unassigned: u64,
+}
+
+/// A work request of the engine, and how many of its bytes have been assigned to slots.
+#[derive(Debug)]
+pub struct StagedWork<T> {
+    /// The work request as it was posted.
+    pub posted: WorkRequest,
+    /// What the backend keeps with it.
+    pub extra: T,
+    number: u64,
+    /// The number of bytes that have been assigned to slots.
+    assigned: u64,
+    /// Whether a slot without bytes is still needed: for the imm, or because the work request has no bytes. If one slot
+    /// has all bytes, it takes the imm too.
+    needs_empty_slot: bool,
+    /// The number of slots that are busy with this work request.
+    open_slots: usize,
+    failure: Option<WorkFailure>,
+}
+
+/// The part of a work request that a slot carries.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct SlotContent {
+    /// The number of the work request. `None` if it is unknown or has ended.
+    pub work: Option<u64>,
+    /// The offset of the slot's bytes in the work request.
+    pub offset: u64,
+    /// The number of bytes.
+    pub len: u64,
+}
+
+/// Why a work request failed.
+#[derive(Debug, Clone, Copy)]
+pub struct WorkFailure {
+    /// The status that the engine gets.
+    pub status: Status,
+    /// Whether the peer may have died: then the engine asks the peer ([`Event::FailedUnconfirmed`]).
+    pub is_unconfirmed: bool,
+}
+
+impl<T> Default for StagedWorkQueue<T> {
+    fn default() -> Self {
+        Self { queue: VecDeque::new(), next: 0, first_unassigned: 0 }
+    }
+}
+
+impl<T> StagedWorkQueue<T> {
+    /// Adds a work request. `needs_empty_slot` is true if its imm is sent by a slot, or if it takes a slot although it has
+    /// no bytes.
+    pub fn push(&mut self, posted: &WorkRequest, extra: T, needs_empty_slot: bool) {
+        self.queue.push_back(StagedWork {
+            posted: *posted,
+            extra,
+            number: self.next,
+            assigned: 0,
+            needs_empty_slot,
+            open_slots: 0,
+            failure: None,
+        });
+        self.next += 1;
+    }
+
+    /// The number of work requests.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.queue.len()
+    }
+
+    /// Whether there is no work request.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+
+    /// All work requests, in the order of posting.
+    pub fn iter(&self) -> impl Iterator<Item = &StagedWork<T>> {
+        self.queue.iter()
+    }
+
+    /// The work request with this number, if it has not been removed.
+    pub fn get_mut(&mut self, number: Option<u64>) -> Option<&mut StagedWork<T>> {
+        let number = number?;
+        let index = self.lower_bound(number);
+        self.queue.get_mut(index).filter(|work| work.number == number)
+    }
+
+    /// The first work request that needs a slot. The caller assigns it one ([`StagedWork::assign`]).
+    pub fn next_unassigned(&mut self) -> Option<&mut StagedWork<T>> {
+        let from = self.lower_bound(self.first_unassigned);
+        let index = (from..self.queue.len()).find(|index| self.queue[*index].is_unassigned());
+        self.first_unassigned = index.map_or(self.next, |index| self.queue[index].number);
+        self.queue.get_mut(index?)
+    }
+
+    /// Notes that a slot is no longer busy, and the result. Returns the work request, if it has not been removed.
+    pub fn finish_slot(
+        &mut self,
+        content: &SlotContent,
+        result: Result<(), WorkFailure>,
+    ) -> Option<&mut StagedWork<T>> {
+        let work = self.get_mut(content.work)?;
+        work.open_slots -= 1;
+        if let Err(failure) = result {
+            work.fail(failure);
+        }
+        Some(work)
+    }
+
+    /// Fails all work requests that have not failed before. Each ends once no slot is busy with it.
+    pub fn fail_all(&mut self, failure: WorkFailure) {
+        self.queue.iter_mut().for_each(|work| work.fail(failure));
+    }
+
+    /// The oldest work request, if it has ended.
+    pub fn first_ended(&self) -> Option<&StagedWork<T>> {
+        self.queue.front().filter(|work| work.has_ended())
+    }
+
+    /// Removes the oldest work request.
+    pub fn remove_first(&mut self) {
+        self.queue.pop_front();
+    }
+
+    /// Removes the work requests that have ended, and calls `each` with them.
+    pub fn remove_ended(&mut self, mut each: impl FnMut(&StagedWork<T>)) {
+        self.queue.retain(|work| {
+            let has_ended = work.has_ended();
+            if has_ended {
+                each(work);
+            }
+            !has_ended
+        });
+    }
+
+    /// Removes all work requests.
+    pub fn remove_all(&mut self) -> impl Iterator<Item = StagedWork<T>> {
+        self.queue.drain(..)
+    }
+
+    /// The index of the first work request whose number is `number` or greater.
+    fn lower_bound(&self, number: u64) -> usize {
+        let (Some(first), Some(last)) = (self.queue.front(), self.queue.back()) else { return 0 };
+        if last.number < number {
+            return self.queue.len();
+        }
+        // If no work request between the two was removed, this is the index. Otherwise the index is smaller.
+        let most = number.saturating_sub(first.number) as usize;
+        if self.queue.get(most).is_some_and(|work| work.number == number) {
+            return most;
+        }
+        self.queue.partition_point(|work| work.number < number)
+    }
+}
+
+impl<T> StagedWork<T> {
+    /// Assigns the next bytes to a slot of `slot_len` bytes: as many as fit it.
+    pub fn assign(&mut self, slot_len: u64) -> SlotContent {
+        let (offset, len) = (self.assigned, (self.posted.len - self.assigned).min(slot_len));
+        self.assigned += len;
+        self.open_slots += 1;
+        self.needs_empty_slot &= len < self.posted.len;
+        SlotContent { work: Some(self.number), offset, len }
+    }
+
+    /// Assigns a slot without bytes, if one is still needed.
+    pub fn assign_empty(&mut self) -> Option<SlotContent> {
+        if !std::mem::take(&mut self.needs_empty_slot) {
+            return None;
+        }
+        self.open_slots += 1;
+        Some(SlotContent { work: Some(self.number), offset: 0, len: 0 })
+    }
+
+    /// Notes the first failure. No further slots are assigned.
+    pub fn fail(&mut self, failure: WorkFailure) {
+        self.failure.get_or_insert(failure);
+        self.assigned = self.posted.len;
+        self.needs_empty_slot = false;
+    }
+
+    /// The first failure.
+    #[inline]
+    pub fn failure(&self) -> Option<WorkFailure> {
+        self.failure
+    }
+
+    /// The number of the work request, if all its bytes have arrived and it still needs a slot without bytes.
+    pub fn needing_last_slot(&self) -> Option<u64> {
+        let have_bytes_arrived = self.open_slots == 0 && self.assigned == self.posted.len;
+        (have_bytes_arrived && self.needs_empty_slot).then_some(self.number)
+    }
+
+    fn is_unassigned(&self) -> bool {
+        self.assigned < self.posted.len || (self.posted.len == 0 && self.needs_empty_slot)
+    }
+
+    fn has_ended(&self) -> bool {
+        self.open_slots == 0 && self.assigned == self.posted.len && !self.needs_empty_slot
+    }
+
+    /// The event that reports the end of the work request.
+    pub fn event(&self) -> Event {
+        let (id, peer) = (self.posted.id, self.posted.peer);
+        match self.failure {
+            None => Event::Done { first: id, count: 1 },
+            Some(WorkFailure { status, is_unconfirmed: false }) => Event::Failed { id, status },
+            Some(WorkFailure { status, is_unconfirmed: true }) => {
+                Event::FailedUnconfirmed { id, peer, status }
+            }
+        }
+    }
+}
+
+impl From<Status> for WorkFailure {
+    /// A failure after which the engine need not ask whether the peer is alive.
+    fn from(status: Status) -> Self {
+        Self { status, is_unconfirmed: false }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::copy::CopyStrategy;
+    use crate::{ErrorKind, PeerSlot, WorkKind};
+
+    fn write(id: u64, len: u64) -> WorkRequest {
+        WorkRequest {
+            id,
+            peer: PeerSlot(3),
+            kind: WorkKind::Write,
+            local: std::ptr::null_mut(),
+            lkey: 0,
+            len,
+            remote: 0,
+            rkey: 0,
+            imm: None,
+            strategy: CopyStrategy::Plain,
+        }
+    }
+
+    fn assign(queue: &mut StagedWorkQueue<()>) -> Option<SlotContent> {
+        queue.next_unassigned().map(|work| work.assign(10))
+    }
+
+    fn ended(queue: &mut StagedWorkQueue<()>) -> Vec<Event> {
+        let mut events = Vec::new();
+        queue.remove_ended(|work| events.push(work.event()));
+        events
+    }
+
+    fn done(id: u64) -> Event {
+        Event::Done { first: id, count: 1 }
+    }
+
+    #[test]
+    fn bytes_are_cut_to_slots_in_the_order_of_posting() {
+        let mut queue = StagedWorkQueue::default();
+        queue.push(&write(70, 25), (), false);
+        queue.push(&write(71, 0), (), false);
+        queue.push(&write(72, 10), (), false);
+        assert_eq!(queue.first_ended().map(|work| work.posted.id), None);
+        let slots: Vec<_> = std::iter::from_fn(|| assign(&mut queue)).collect();
+        let contents: Vec<_> = slots.iter().map(|slot| (slot.work, slot.offset, slot.len)).collect();
+        assert_eq!(contents, [(Some(0), 0, 10), (Some(0), 10, 10), (Some(0), 20, 5), (Some(2), 0, 10)]);
+        assert_eq!(ended(&mut queue), [done(71)], "it has no bytes and no imm");
+        for slot in [&slots[2], &slots[0], &slots[3]] {
+            assert!(queue.finish_slot(slot, Ok(())).is_some());
+        }
+        assert_eq!(ended(&mut queue), [done(72)]);
+        queue.finish_slot(&slots[1], Ok(()));
+        assert_eq!(queue.first_ended().map(|work| work.posted.id), Some(70));
+        assert_eq!(ended(&mut queue), [done(70)]);
+        assert!(queue.is_empty() && queue.finish_slot(&slots[1], Ok(())).is_none());
+    }
+
+    #[test]
+    fn an_imm_takes_the_slot_of_all_bytes_or_one_of_its_own() {
+        let mut queue = StagedWorkQueue::default();
+        [10, 11, 0].into_iter().for_each(|len| queue.push(&write(len, len), (), true));
+        let slots: Vec<_> = std::iter::from_fn(|| assign(&mut queue)).collect();
+        assert_eq!(slots.iter().map(|slot| slot.len).collect::<Vec<_>>(), [10, 10, 1, 0]);
+        slots.iter().for_each(|slot| assert!(queue.finish_slot(slot, Ok(())).is_some()));
+        assert_eq!(ended(&mut queue), [done(10), done(0)]);
+        let work = queue.get_mut(Some(1)).unwrap();
+        assert_eq!(work.needing_last_slot(), Some(1));
+        let last = work.assign_empty().unwrap();
+        assert!(work.assign_empty().is_none() && work.needing_last_slot().is_none());
+        queue.finish_slot(&last, Ok(()));
+        assert_eq!(ended(&mut queue), [done(11)]);
+    }
+
+    #[test]
+    fn a_failed_work_request_ends_when_no_slot_is_busy_with_it() {
+        let mut queue = StagedWorkQueue::default();
+        [1, 2].into_iter().for_each(|id| queue.push(&write(id, 30), (), true));
+        let (first, second) = (assign(&mut queue).unwrap(), assign(&mut queue).unwrap());
+        let [io, died] =
+            [ErrorKind::Io, ErrorKind::PeerDied].map(|kind| WorkFailure::from(Status { kind, code: 0 }));
+        queue.finish_slot(&first, Err(WorkFailure { is_unconfirmed: true, ..io }));
+        assert_eq!(assign(&mut queue).and_then(|slot| slot.work), Some(1), "no further slot for the first");
+        queue.fail_all(died);
+        assert!(assign(&mut queue).is_none() && ended(&mut queue).is_empty());
+        queue.finish_slot(&second, Ok(()));
+        let (peer, status) = (PeerSlot(3), io.status);
+        assert_eq!(ended(&mut queue), [Event::FailedUnconfirmed { id: 1, peer, status }]);
+        let left: Vec<_> = queue.remove_all().map(|work| work.event()).collect();
+        assert_eq!(left, [Event::Failed { id: 2, status: died.status }]);
+    }
+}
