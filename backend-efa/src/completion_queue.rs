@@ -223,10 +223,8 @@ impl EfaEndpoint {
             Some(Posted::Receive { receive, .. }) => {
                 let id = receive.id;
                 tracing::debug!(id, code = entry.err, text, "a receive failed");
-                if let Some(internal_receives) = self
-                    .internal_receives
-                    .as_mut()
-                    .filter(|internal_receives| internal_receives.contains(&receive))
+                if let Some(internal_receives) =
+                    self.internal_receives.as_mut().filter(|internal| internal.contains(&receive))
                 {
                     internal_receives.unposted.push(receive);
                     return true;
@@ -261,8 +259,8 @@ impl EfaEndpoint {
 
     /// The sender of an arrival: by its tag, if the completion data has a peer tag, else by the source address.
     fn sender(guard: &EndpointGuard<'_>, tag: Option<Tag>, from: sys::fi_addr_t) -> Sender {
-        let identifies_by_address = || guard.owner(from).map_or(Sender::Unknown, Sender::Slot);
-        tag.and_then(|tag| tag.peer_tag).map_or_else(identifies_by_address, Sender::PeerTag)
+        let by_address = || guard.owner(from).map_or(Sender::Unknown, Sender::Slot);
+        tag.and_then(|tag| tag.peer_tag).map_or_else(by_address, Sender::PeerTag)
     }
 
     /// Handles a message that consumed `receive`.
@@ -348,13 +346,14 @@ impl EfaEndpoint {
         tracing::debug!(?arrival, "dropped an arrival from no connected peer");
         let Arrival::Message { len, imm, receive, is_cancelled, .. } = arrival else { return };
         if let Some(internal_receives) =
-            self.internal_receives.as_mut().filter(|internal_receives| internal_receives.contains(&receive))
+            self.internal_receives.as_mut().filter(|internal| internal.contains(&receive))
         {
             return internal_receives.unposted.push(receive);
         }
         let PostResult { accepted, error } = match is_cancelled {
             true => refused_post(0, -(sys::FI_ECANCELED as isize)),
-            // SAFETY: the receive was posted, and the engine has no end of it yet: its buffer is still valid.
+            // SAFETY: the receive was posted, and no event has given it back to the engine yet: its buffer is still
+            // valid.
             false => unsafe { self.post_recv(&[receive]) },
         };
         match error {

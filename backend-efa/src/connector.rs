@@ -116,7 +116,7 @@ impl Connector for DomainState {
         self.peers.complete(slot, self.parse_offer(offer)?)
     }
 
-    fn offer_again(&self, slot: PeerSlot) -> Result<Option<Vec<u8>>> {
+    fn next_offer(&self, slot: PeerSlot) -> Result<Option<Vec<u8>>> {
         self.peers.next_offer_address(slot).map(|address| self.offer(slot, address)).transpose()
     }
 
@@ -126,7 +126,7 @@ impl Connector for DomainState {
         Ok(offer.to_vec())
     }
 
-    fn renewed(&self, slot: PeerSlot, offer: &[u8]) -> Result<()> {
+    fn finish_renewal(&self, slot: PeerSlot, offer: &[u8]) -> Result<()> {
         // The answer is this side's own offer.
         self.peers.confirm_address(slot, &decode(offer)?.address);
         Ok(())

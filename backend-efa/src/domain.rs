@@ -7,8 +7,8 @@ use std::time::Duration;
 use libfabric_sys as sys;
 use multirail_spi::{
     AbortScope, Access, Capabilities, Connector, DeliveredCost, Domain, DomainSetup, Endpoint,
-    EndpointConfig, Error, ErrorKind, HostBuffer, KeyMaterial, Memory, MemoryRegion, Operations, PeerSlot,
-    Progress, RemoteMemory, Result, Revocation,
+    EndpointConfig, Error, ErrorKind, HostBuffer, Memory, MemoryRegion, Operations, PeerSlot, Progress,
+    RemoteKey, RemoteMemory, Result, Revocation,
 };
 
 use crate::endpoint::EfaEndpoint;
@@ -73,7 +73,7 @@ impl DomainState {
         if self.device.is_given_up() {
             return Err(self.device.given_up_error("open endpoint", "open the device anew"));
         }
-        let queues = Queues::open(&self.device, self.setup.sleeps)?;
+        let queues = Queues::open(&self.device, self.setup.worker_sleeps)?;
         let number = self.opened.fetch_add(1, Ordering::Relaxed);
         self.peers.open_endpoint(number, queues.address()?, &queues.av)?;
         let Capabilities { send_depth, recv_depth, .. } = self.capabilities;
@@ -82,7 +82,7 @@ impl DomainState {
 
     /// The target of peers' writes without bytes.
     pub(crate) fn empty_write_target(&self) -> EmptyWriteTarget {
-        let KeyMaterial { base, key, .. } = self.empty_region.key();
+        let RemoteKey { base, key, .. } = self.empty_region.key();
         EmptyWriteTarget { base, key }
     }
 
@@ -100,13 +100,13 @@ impl DomainState {
 impl EfaDomain {
     pub(crate) fn open(info: &Info, setup: &DomainSetup) -> Result<Self> {
         let device = Device::open(info)?;
-        let queues = Queues::open(&device, setup.sleeps)?;
+        let queues = Queues::open(&device, setup.worker_sleeps)?;
         let memory = Arc::new(HostBuffer::new(4096)?);
         // SAFETY: nobody reads or writes it; requests that name it have no bytes.
         let empty_region = unsafe { RegisteredRegion::new(&device, memory, Access::REMOTE_WRITE) }?;
         let id = random_number("open")?;
         let capabilities = capabilities(&device, &queues);
-        let peers = Peers::new(info, setup.sleeps);
+        let peers = Peers::new(info, setup.worker_sleeps);
         peers.open_endpoint(0, queues.address()?, &queues.av)?;
         let endpoint = FabricEndpoint::new(0, queues, capabilities.send_depth + capabilities.recv_depth);
         Ok(Self(Arc::new(DomainState {
@@ -155,7 +155,7 @@ fn capabilities(device: &Device, queues: &Queues) -> Capabilities {
         most => u32::try_from(most).unwrap_or(u32::MAX),
     };
     it.link_bits_per_s = info.link_bits_per_s();
-    it.cq_depth = ARRIVAL_DEPTH as u64;
+    it.arrival_depth = ARRIVAL_DEPTH as u64;
     it.progress = match info.domain().data_progress {
         sys::FI_PROGRESS_AUTO => Progress::Auto,
         _ => Progress::Manual,
@@ -193,7 +193,7 @@ impl Domain for EfaDomain {
         Ok(region)
     }
 
-    fn import(&self, peer: PeerSlot, key: &KeyMaterial, _limit: Duration) -> Result<Arc<dyn RemoteMemory>> {
+    fn import(&self, peer: PeerSlot, key: &RemoteKey, _limit: Duration) -> Result<Arc<dyn RemoteMemory>> {
         if !self.0.peers.is_up(peer) {
             let context = format!("peer slot {} is not connected: complete the connection first", peer.0);
             return Err(Error::new(ErrorKind::Unreachable, "import", context));
@@ -209,7 +209,7 @@ impl Domain for EfaDomain {
         &*self.0
     }
 
-    fn unclosed(&self) -> usize {
+    fn unclosed_endpoints(&self) -> usize {
         self.0.device.deregistrations.overdue_endpoints() + self.0.left_open.load(Ordering::Relaxed)
     }
 

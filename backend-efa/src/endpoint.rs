@@ -276,11 +276,10 @@ impl EfaEndpoint {
         }
     }
 
-    /// Frees the slots on whose `PeerGone` the engine has acted. It has acted on it if it polls again after it took the
-    /// event.
+    /// Frees the slots on whose `PeerGone` the engine has acted: those whose event an earlier poll has taken.
     #[cold]
     pub(crate) fn free_slots(&mut self) {
-        self.closed_slots.take_heard(&self.events).for_each(|peer| self.domain.peers.free(peer));
+        self.closed_slots.take_free(&self.events).for_each(|peer| self.domain.peers.free(peer));
     }
 
     /// Checks the event queue once in [`POLLS_PER_EVENT_CHECK`] polls. Gives the device up if libfabric reports that it
@@ -352,10 +351,8 @@ impl EfaEndpoint {
                 Event::Failed { id, status }
             }
             Posted::Receive { receive, .. } => {
-                if let Some(internal_receives) = self
-                    .internal_receives
-                    .as_mut()
-                    .filter(|internal_receives| internal_receives.contains(&receive))
+                if let Some(internal_receives) =
+                    self.internal_receives.as_mut().filter(|internal| internal.contains(&receive))
                 {
                     return internal_receives.unposted.push(receive);
                 }
@@ -444,7 +441,7 @@ impl Endpoint for EfaEndpoint {
         {
             let _ = into.push(event);
         }
-        self.domain.device.fences.flush_if_arrivals(into);
+        self.domain.device.flushes.flush_if_arrivals(into);
     }
 
     fn arm(&mut self) -> Armed {
@@ -517,7 +514,7 @@ impl Drop for EfaEndpoint {
     fn drop(&mut self) {
         // First, because libfabric may touch memory until its endpoints are closed.
         self.close();
-        // The engine polls no more, so nobody reports when it has acted on the events of these slots.
+        // The engine does not poll again, so it will not see the `PeerGone` of these slots.
         self.closed_slots.take_all().for_each(|slot| self.domain.peers.free(slot));
         self.domain.on_endpoint_closed();
     }

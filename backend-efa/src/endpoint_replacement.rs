@@ -23,8 +23,8 @@ const GRACE: Duration = Duration::from_secs(2);
 /// the next endpoint needs (`efa_rdm_ep_wait_send`). By then the card itself has failed them. Closing does not wait for
 /// requests that the provider never gave to the card, which never end (`EFA_RDM_OPE_QUEUED_BEFORE_HANDSHAKE`).
 pub(crate) const EFA_GRACE: Duration = Duration::from_secs(30);
-/// The shortest time that the retiring endpoint stays open. No event reports that the requests have ended which peers
-/// have posted to it. The time is a hundred times what a deep queue takes.
+/// The shortest time that the retiring endpoint stays open. Peers may have posted requests to it, and no event reports
+/// when these have ended. The time is a hundred times what a deep queue takes.
 const MIN_RETIREMENT: Duration = Duration::from_millis(500);
 /// The longest time that the retiring endpoint stays open for this side's requests to other peers.
 const MAX_RETIREMENT: Duration = Duration::from_secs(5);
@@ -115,7 +115,8 @@ impl EfaEndpoint {
             return self.give_up_device(sys::FI_ENODEV as i32);
         }
         let Some(mut endpoint) = self.endpoint.take() else { return };
-        // SAFETY: the receives were posted until now, and the engine has no end of them yet: their buffers are valid.
+        // SAFETY: the receives were posted until now, and no event has given them back to the engine yet: their buffers
+        // are valid.
         let result = unsafe { self.post_receives(&mut endpoint.guard(), &receives) };
         self.endpoint = Some(endpoint);
         for receive in &receives[result.accepted..] {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use libfabric_sys as sys;
-use multirail_spi::{Error, ErrorKind, Fences, Result};
+use multirail_spi::{Error, ErrorKind, Flushes, Result};
 
 use crate::deregistrations::Deregistrations;
 use crate::library::{Info, library};
@@ -99,7 +99,7 @@ pub(crate) struct Device {
     events: Fid<sys::fid_eq>,
     pub(crate) fabric: Fid<sys::fid_fabric>,
     pub(crate) info: Info,
-    pub(crate) fences: Fences,
+    pub(crate) flushes: Flushes,
     pub(crate) deregistrations: Deregistrations,
     /// Whether the device registers GPU memory, and reaches it without the provider's copies.
     pub(crate) takes_gpu_memory: AtomicBool,
@@ -129,14 +129,14 @@ impl Device {
             // If imms consume receives, the CPU copies messages (`InternalReceives`), so they cannot go to GPU memory.
             let imms_consume_receives = info.imms_consume_receives();
             let takes_gpu_memory = AtomicBool::new(info.takes_gpu_memory() && !imms_consume_receives);
-            let fences = Fences::default();
+            let flushes = Flushes::default();
             let deregistrations = Deregistrations::default();
             Ok(Arc::new(Self {
                 domain,
                 events,
                 fabric,
                 info,
-                fences,
+                flushes,
                 deregistrations,
                 takes_gpu_memory,
                 imms_consume_receives,

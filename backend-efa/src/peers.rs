@@ -270,7 +270,7 @@ impl Peers {
     }
 
     fn changed(&self) {
-        self.table.changed();
+        self.table.mark_changed();
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::task::Poll;
 
 use libfabric_sys as sys;
-use multirail_spi::{Access, Error, ErrorKind, KeyMaterial, Memory, MemoryRegion, RemoteMemory, Result};
+use multirail_spi::{Access, Error, ErrorKind, Memory, MemoryRegion, RemoteKey, RemoteMemory, Result};
 
 use crate::deregistrations::Deregistration;
 use crate::hmem::MemoryLocation;
@@ -20,7 +20,7 @@ pub(crate) struct RegisteredRegion {
     mr: Mutex<RegistrationState>,
     /// The local descriptor, a pointer to the registration; 0 if the provider needs none.
     lkey: u64,
-    key: KeyMaterial,
+    key: RemoteKey,
     memory: Arc<dyn Memory>,
     device: Arc<Device>,
 }
@@ -57,7 +57,7 @@ impl RegisteredRegion {
             }
         }?;
         // Before any peer knows the key.
-        device.fences.add(&*memory)?;
+        device.flushes.add(&*memory)?;
         // SAFETY: an open registration; libfabric says that both fields may be read.
         let (descriptor, key) = unsafe { ((*mr.as_ptr()).mem_desc as u64, (*mr.as_ptr()).key) };
         let lkey = if device.info.memory_mode(sys::FI_MR_LOCAL) { descriptor } else { 0 };
@@ -65,7 +65,7 @@ impl RegisteredRegion {
         Ok(Self {
             mr: Mutex::new(RegistrationState::Open(mr)),
             lkey,
-            key: KeyMaterial { base, key, len: len as u64 },
+            key: RemoteKey { base, key, len: len as u64 },
             memory,
             device: Arc::clone(device),
         })
@@ -153,7 +153,7 @@ impl MemoryRegion for RegisteredRegion {
         self.lkey
     }
 
-    fn key(&self) -> KeyMaterial {
+    fn key(&self) -> RemoteKey {
         self.key
     }
 
@@ -169,7 +169,7 @@ impl MemoryRegion for RegisteredRegion {
 }
 
 /// A peer's region. Requests need only these numbers.
-pub(crate) struct ImportedRegion(pub KeyMaterial);
+pub(crate) struct ImportedRegion(pub RemoteKey);
 
 impl RemoteMemory for ImportedRegion {
     fn rkey(&self) -> u64 {

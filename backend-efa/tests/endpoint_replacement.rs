@@ -96,7 +96,7 @@ fn other_peers_use_the_next_endpoint_and_lose_nothing() {
     here.domain.connector().disconnect(to_frozen);
     here.endpoint.abort(to_frozen);
     let connector = here.domain.connector();
-    assert_eq!(connector.offer_again(to_well).unwrap(), None);
+    assert_eq!(connector.next_offer(to_well).unwrap(), None);
     let start = Instant::now();
     while reported.changed == 0 {
         assert!(start.elapsed() < LIMIT, "the {STUCK} writes do not end; {} are done", reported.done);
@@ -104,10 +104,10 @@ fn other_peers_use_the_next_endpoint_and_lose_nothing() {
     }
     // A peer that does not know the next endpoint yet uses the old one.
     both_ways(&mut here, &mut well, (to_well, from_well), &mut reported);
-    let offer = here.domain.connector().offer_again(to_well).unwrap().unwrap();
+    let offer = here.domain.connector().next_offer(to_well).unwrap().unwrap();
     well.domain.connector().renew(from_well, &offer).unwrap();
-    here.domain.connector().renewed(to_well, &offer).unwrap();
-    assert_eq!(here.domain.connector().offer_again(to_well).unwrap(), None);
+    here.domain.connector().finish_renewal(to_well, &offer).unwrap();
+    assert_eq!(here.domain.connector().next_offer(to_well).unwrap(), None);
     both_ways(&mut here, &mut well, (to_well, from_well), &mut reported);
     while (reported.failed.len() as u64) + reported.done < STUCK + 2 {
         assert!(
@@ -139,7 +139,7 @@ fn invalid_offers_change_nothing() {
         let error = connector.renew(to, offer).unwrap_err();
         assert!(matches!(error.kind(), ErrorKind::Protocol | ErrorKind::Unreachable), "{error}");
         // This may succeed, and has no effect: it is not this side's offer.
-        let _ = connector.renewed(to, offer);
+        let _ = connector.finish_renewal(to, offer);
     }
     both_ways(&mut here, &mut there, (to, from), &mut Reported::default());
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
-use multirail_spi::{Access, Batch, Completions, Event, Fence, HostBuffer, Memory, Result, WorkRequest};
+use multirail_spi::{Access, Batch, Completions, Event, Flush, HostBuffer, Memory, Result, WorkRequest};
 use side::{LIMIT, Side};
 
 /// Host memory that claims to need a flush.
@@ -20,7 +20,7 @@ struct FlushedMemory {
 #[derive(Default)]
 struct FlushCount(AtomicU32);
 
-impl Fence for FlushCount {
+impl Flush for FlushCount {
     fn flush(&self) -> Result<()> {
         self.0.fetch_add(1, Ordering::Relaxed);
         Ok(())
@@ -37,7 +37,7 @@ unsafe impl Memory for FlushedMemory {
         self.buffer.len()
     }
 
-    fn fence(&self) -> Result<Option<Arc<dyn Fence>>> {
+    fn needed_flush(&self) -> Result<Option<Arc<dyn Flush>>> {
         Ok(Some(Arc::clone(&self.flushes) as _))
     }
 }

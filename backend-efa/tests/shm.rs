@@ -47,7 +47,7 @@ fn files_of_a_former_process_with_the_same_number_do_no_harm() {
     };
     let left = StaleFiles::of_a_killed_process();
     let setup =
-        DomainSetup { clock: Arc::new(SystemClock::default()), seed: 1, incarnation: 1, sleeps: true };
+        DomainSetup { clock: Arc::new(SystemClock::default()), seed: 1, incarnation: 1, worker_sleeps: true };
     let domain = efa.open(&devices[0], &setup).unwrap();
     let endpoint = domain.endpoint(EndpointConfig::default()).unwrap();
     assert_eq!(own_files(), 2);

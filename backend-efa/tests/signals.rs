@@ -73,7 +73,7 @@ fn open(provider: &str) {
         Err(why) => return eprintln!("{provider}: {}", why.reason),
     };
     let setup =
-        DomainSetup { clock: Arc::new(SystemClock::default()), seed: 1, incarnation: 1, sleeps: true };
+        DomainSetup { clock: Arc::new(SystemClock::default()), seed: 1, incarnation: 1, worker_sleeps: true };
     let domain = efa.open(&devices[0], &setup).unwrap();
     drop(domain.endpoint(EndpointConfig::default()).unwrap());
 }

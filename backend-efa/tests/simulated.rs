@@ -120,7 +120,7 @@ fn closing_has_a_limit() {
     let start = Instant::now();
     drop(endpoint);
     assert!(start.elapsed() < LIMIT, "closing took {:?}", start.elapsed());
-    assert_eq!(domain.unclosed(), 1, "the domain does not count the open endpoint");
+    assert_eq!(domain.unclosed_endpoints(), 1, "the domain does not count the open endpoint");
     drop((region, memory));
     assert!(!is_freed.load(Ordering::Acquire), "memory of an open endpoint was freed");
     let refusal = domain.endpoint(EndpointConfig::default()).err().expect("the device is lost");
@@ -129,8 +129,12 @@ fn closing_has_a_limit() {
     // Once the target is gone, the message fails, and the endpoint is closed.
     drop(there);
     let start = Instant::now();
-    while domain.unclosed() > 0 || !is_freed.load(Ordering::Acquire) {
-        assert!(start.elapsed() < LIMIT, "{} not closed, memory freed: {is_freed:?}", domain.unclosed());
+    while domain.unclosed_endpoints() > 0 || !is_freed.load(Ordering::Acquire) {
+        assert!(
+            start.elapsed() < LIMIT,
+            "{} not closed, memory freed: {is_freed:?}",
+            domain.unclosed_endpoints()
+        );
         std::thread::yield_now();
     }
 }
@@ -151,7 +155,7 @@ fn calls_on_memory_of_a_lost_device_do_not_block() {
     let Some(Stuck { here, there, region, memory }) = Stuck::send(&Arc::default()) else { return };
     let Side { endpoint, domain, region: other, .. } = here;
     drop(endpoint);
-    assert_eq!(domain.unclosed(), 1);
+    assert_eq!(domain.unclosed_endpoints(), 1);
     let late = Arc::new(HostBuffer::new(4096).unwrap());
     let registered = {
         let domain = Arc::clone(&domain);
@@ -173,7 +177,12 @@ fn calls_on_memory_of_a_lost_device_do_not_block() {
     drop(there);
     let start = Instant::now();
     while !matches!(region.revoke(), Poll::Ready(Ok(()))) {
-        assert!(start.elapsed() < LIMIT, "{} not closed, revoke: {:?}", domain.unclosed(), region.revoke());
+        assert!(
+            start.elapsed() < LIMIT,
+            "{} not closed, revoke: {:?}",
+            domain.unclosed_endpoints(),
+            region.revoke()
+        );
         std::thread::yield_now();
     }
     // SAFETY: nobody holds references into the buffer.
@@ -188,7 +197,7 @@ fn exits_with_an_overdue_endpoint() {
         return;
     };
     drop(here.endpoint);
-    assert_eq!(here.domain.unclosed(), 1);
+    assert_eq!(here.domain.unclosed_endpoints(), 1);
     std::process::exit(7);
 }
 

@@ -51,11 +51,11 @@ fn every_bound_and_right_is_checked() {
     let (key, local) = (target.region.key(), b.register(64, Access::LOCAL));
     for bad in [
         local.region.key(),
-        KeyMaterial { key: key.key + 1, ..key },
-        KeyMaterial { key: key.key + (1 << 32), ..key },
-        KeyMaterial { key: u64::MAX, ..key },
-        KeyMaterial { len: 65, ..key },
-        KeyMaterial { base: 1, ..key },
+        RemoteKey { key: key.key + 1, ..key },
+        RemoteKey { key: key.key + (1 << 32), ..key },
+        RemoteKey { key: u64::MAX, ..key },
+        RemoteKey { len: 65, ..key },
+        RemoteKey { base: 1, ..key },
     ] {
         assert_eq!(a.try_import(to_b, bad).err().unwrap().kind(), ErrorKind::RemoteAccess);
     }

@@ -5,7 +5,7 @@ mod common;
 
 use common::*;
 use multirail_loopback::LoopbackConfig;
-use multirail_spi::{ErrorKind, KeyMaterial};
+use multirail_spi::{ErrorKind, RemoteKey};
 
 #[test]
 fn keys_mean_nothing_in_another_domain() {
@@ -24,7 +24,7 @@ fn keys_mean_nothing_in_another_domain() {
     let own = a.register(4096, BOTH);
     assert_eq!(own.region.key().key, theirs[0].region.key().key);
     for number in 0..1 << 12 {
-        let key = KeyMaterial { key: theirs[0].region.key().key ^ number, ..own.region.key() };
+        let key = RemoteKey { key: theirs[0].region.key().key ^ number, ..own.region.key() };
         if let Ok(import) = peer.try_import(to_a, key) {
             assert_eq!(peer.run(write(number, to_a, &source, Some(&import))), done(number, 1));
         }

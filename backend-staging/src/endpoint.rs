@@ -5,8 +5,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use multirail_spi::{
-    Armed, Batch, Completions, DeliveredScope, Endpoint, ErrorKind, Event, KeyMaterial, PeerSlot, Piece,
-    PostResult, ReceiveRequest, Status, Time, WorkKind, WorkRequest,
+    Armed, Batch, Completions, DeliveredScope, Endpoint, ErrorKind, Event, PeerSlot, Piece, PostResult,
+    ReceiveRequest, RemoteKey, Status, Time, WorkKind, WorkRequest,
 };
 
 use crate::connection::Connection;
@@ -94,7 +94,7 @@ impl Endpoint for StagedEndpoint {
     }
 
     unsafe fn post_recv(&mut self, batch: &[ReceiveRequest]) -> PostResult {
-        if batch.iter().all(|receive| receive.lkey & KeyMaterial::STAGED == 0) {
+        if batch.iter().all(|receive| receive.lkey & RemoteKey::STAGED == 0) {
             // SAFETY: by the caller.
             return unsafe { self.inner.post_recv(batch) };
         }
@@ -136,7 +136,7 @@ impl Endpoint for StagedEndpoint {
             let _ = into.push(event);
         }
         if std::mem::take(&mut self.needs_flush) {
-            self.domain.fences.flush_if_arrivals(into);
+            self.domain.flushes.flush_if_arrivals(into);
         }
         if std::mem::take(&mut self.made_progress) {
             into.note_progress();
@@ -150,7 +150,7 @@ impl Endpoint for StagedEndpoint {
         }
         match self.inner.arm() {
             #[cfg(unix)]
-            Armed::Fd(fd) if !self.is_woken_by_all_peers() => Armed::FdOrNap(fd),
+            Armed::Fd(fd) if !self.is_woken_by_all_peers() => Armed::FdOrTimeout(fd),
             armed => armed,
         }
     }
@@ -408,8 +408,8 @@ impl StagedEndpoint {
             piece.len == 0 && run.imm.is_none() && (run.kind == WorkKind::Write || self.is_flush(run))
         };
         let is_remote_staged =
-            |piece: &Piece| run.kind != WorkKind::Send && piece.remote & KeyMaterial::STAGED != 0;
-        let is_any_staged = |first: &Piece| run.lkey & KeyMaterial::STAGED != 0 || is_remote_staged(first);
+            |piece: &Piece| run.kind != WorkKind::Send && piece.remote & RemoteKey::STAGED != 0;
+        let is_any_staged = |first: &Piece| run.lkey & RemoteKey::STAGED != 0 || is_remote_staged(first);
         pieces.first().is_some_and(|first| !has_no_keys(first) && is_any_staged(first))
             || (run.imm == Some(WAKE_IMM)
                 && self

@@ -16,7 +16,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use multirail_spi::{ErrorKind, Event, KeyMaterial, Status, WorkKind, WorkRequest};
+use multirail_spi::{ErrorKind, Event, RemoteKey, Status, WorkKind, WorkRequest};
 
 use crate::connection::Connection;
 use crate::context::{Context, CopyTag};
@@ -140,7 +140,7 @@ impl Initiator {
 
     /// Queues a work request. `local` is this process's region, if that is staged.
     pub(crate) fn push(&mut self, work: &WorkRequest, local: Option<Arc<StagedRegion>>) {
-        let is_remote_staged = work.kind != WorkKind::Send && work.remote & KeyMaterial::STAGED != 0;
+        let is_remote_staged = work.kind != WorkKind::Send && work.remote & RemoteKey::STAGED != 0;
         let looks_like_wake_imm = self.connection.looks_like_wake_imm(work.kind, work.imm);
         let wr = StagedWr {
             work: *work,
@@ -433,7 +433,7 @@ impl Initiator {
         }
         let work = wr.work;
         let kind = if work.kind == WorkKind::Read { RequestKind::Read } else { RequestKind::Write };
-        let offset = (work.remote & !KeyMaterial::STAGED) + offset;
+        let offset = (work.remote & !RemoteKey::STAGED) + offset;
         SlotRequest { sequence, kind, key: work.rkey, offset, len, imm }
     }
 

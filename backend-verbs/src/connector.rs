@@ -131,7 +131,7 @@ impl Connector for Shared {
         if self.join_offered(slot, joining, &offer)? { Ok(()) } else { Err(too_late()) }
     }
 
-    fn offer_again(&self, slot: PeerSlot) -> Result<Option<Vec<u8>>> {
+    fn next_offer(&self, slot: PeerSlot) -> Result<Option<Vec<u8>>> {
         let Slot::Broken { generation: broken, offer: None } = *self.peers.lock_working()?.slot(slot)? else {
             return Ok(None);
         };
@@ -177,7 +177,7 @@ impl Connector for Shared {
         Ok(answer)
     }
 
-    fn renewed(&self, slot: PeerSlot, answer: &[u8]) -> Result<()> {
+    fn finish_renewal(&self, slot: PeerSlot, answer: &[u8]) -> Result<()> {
         if answer.is_empty() {
             return Ok(());
         }

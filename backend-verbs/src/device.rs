@@ -3,7 +3,7 @@
 use std::ffi::CStr;
 use std::sync::Arc;
 
-use multirail_spi::{Error, ErrorKind, Fences, Result};
+use multirail_spi::{Error, ErrorKind, Flushes, Result};
 use rdma_sys as ib;
 
 use crate::far::FarRegions;
@@ -50,7 +50,7 @@ pub(crate) struct Device {
     pub(crate) name: String,
     /// Registered memory that the processor cannot read.
     pub(crate) far: FarRegions,
-    pub(crate) fences: Fences,
+    pub(crate) flushes: Flushes,
 }
 
 impl Device {
@@ -79,7 +79,7 @@ impl Device {
             limits,
             name: wanted.to_owned(),
             far: FarRegions::default(),
-            fences: Fences::default(),
+            flushes: Flushes::default(),
         }))
     }
 

@@ -8,7 +8,7 @@ use multirail_spi::{ErrorKind, Memory, MemoryKind, Result, Status};
 use crate::status::{NO_STORE, NOT_REGISTERED};
 
 /// A local key has the card's number in its lower 32 bits. Above it stands the number of the far region, 0
-/// for a region that the processor reaches. Bit 63 stays clear: it tells staged memory (`KeyMaterial::STAGED`).
+/// for a region that the processor reaches. Bit 63 stays clear: it tells staged memory (`RemoteKey::STAGED`).
 const SHIFT: u32 = u32::BITS;
 const MOST: u32 = u32::MAX >> 1;
 

@@ -274,7 +274,7 @@ impl Peers {
     }
 
     pub(crate) fn changed(&self) {
-        self.table.changed();
+        self.table.mark_changed();
     }
 
     pub(crate) fn reserve(&self, pairs: QueuePairs) -> Result<PeerSlot> {

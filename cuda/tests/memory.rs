@@ -59,7 +59,7 @@ fn devices_have_names_addresses_and_attributes() {
             device.writes_ordering()
         );
         // A GPU that sees writes in order needs no fence. The flush works wherever the driver says so, needed or not.
-        let fence = CudaMemory::new(&device, 1).unwrap().fence();
+        let fence = CudaMemory::new(&device, 1).unwrap().needed_flush();
         match device.writes_ordering() {
             WritesOrdering::None => {
                 assert_eq!(fence.is_ok_and(|fence| fence.is_some()), device.can_flush_writes())

@@ -114,7 +114,7 @@ pub use remote::RemoteRegion;
 pub use spi::DmaBuf;
 pub(crate) use spi::sync;
 pub use spi::{
-    Access, Clock, Error, ErrorKind, Fence, HostBuffer, Locality, Memory, MemoryKind, Result, Signal,
-    Staging, SystemClock, Time, VirtualClock, WakeupHandle, WakeupPipe, copy,
+    Access, Clock, Error, ErrorKind, Flush, HostBuffer, Locality, Memory, MemoryKind, Result, Signal,
+    StagingPolicy, SystemClock, Time, VirtualClock, WakeupHandle, WakeupPipe, copy,
 };
 pub use trigger::Trigger;

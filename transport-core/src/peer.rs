@@ -16,7 +16,7 @@ use std::time::Instant;
 
 use crate::control::{Identity, SessionHandle, SessionHost, SessionPeer};
 use crate::engine::Control;
-use crate::engine::flow_control::Allowance;
+use crate::engine::flow_control::WireGrant;
 use crate::engine::peer::Link;
 use crate::fabric::FabricInner;
 use crate::imm::ImmCounter;
@@ -271,13 +271,13 @@ impl Peer {
     }
 
     /// What this side has granted the peer, by the transport's label.
-    pub(crate) fn grants(&self) -> impl Iterator<Item = (&str, Allowance)> {
+    pub(crate) fn grants(&self) -> impl Iterator<Item = (&str, WireGrant)> {
         let up = self.0.first_links().filter(|link| link.is_up());
         up.filter_map(|link| Some((&*link.label, link.engine.receiver_credits.state(self.0.id)?.allowance)))
     }
 
     /// Tells the peer what it may send over one transport.
-    pub(crate) fn announce_grant(&self, transport: TransportIndex, allowance: Allowance) {
+    pub(crate) fn announce_grant(&self, transport: TransportIndex, allowance: WireGrant) {
         let label = &self.0.first_link_of(transport).label;
         self.0.session.grant(label, allowance);
         if let Some(other) = self.in_process_peer()
@@ -288,7 +288,7 @@ impl Peer {
     }
 
     /// Notes what the peer allows this side to send.
-    pub(crate) fn note_grant(&self, label: &str, allowance: &Allowance) -> Result<()> {
+    pub(crate) fn note_grant(&self, label: &str, allowance: &WireGrant) -> Result<()> {
         let refuse = |why: String| Err(Error::new(ErrorKind::Protocol, "take a grant", why));
         let Some(link) = self.0.links.iter().find(|link| link.is_up() && link.label == label) else {
             return refuse(format!("the peer's grant is for {label:?}, which is no transport between us"));
@@ -311,7 +311,7 @@ impl Peer {
 
     /// Notes that the peer uses the new address of this side's endpoint.
     pub(crate) fn note_followed(&self, label: &str, pair: u16, answer: &[u8]) -> Result<()> {
-        self.renew(label, pair, |connector, slot| connector.renewed(slot, answer))
+        self.renew(label, pair, |connector, slot| connector.finish_renewal(slot, answer))
     }
 
     /// Renews the connection of pair `pair` of the transport called `label`. Then wakes the engine, so that its
@@ -343,11 +343,11 @@ impl SessionPeer for Peer {
         self.0.note_heard(now);
     }
 
-    fn grants(&self) -> Vec<(String, Allowance)> {
+    fn grants(&self) -> Vec<(String, WireGrant)> {
         self.grants().map(|(label, allowance)| (label.to_owned(), allowance)).collect()
     }
 
-    fn note_grant(&self, label: &str, allowance: &Allowance) -> Result<()> {
+    fn note_grant(&self, label: &str, allowance: &WireGrant) -> Result<()> {
         self.note_grant(label, allowance)
     }
 

@@ -41,8 +41,12 @@ impl Side {
                 return None;
             }
         };
-        let setup =
-            DomainSetup { clock: Arc::new(SystemClock::default()), seed: 1, incarnation: 1, sleeps: true };
+        let setup = DomainSetup {
+            clock: Arc::new(SystemClock::default()),
+            seed: 1,
+            incarnation: 1,
+            worker_sleeps: true,
+        };
         let Some(device) = devices.get(index) else {
             eprintln!("skipped: there are {} devices, and device {index} is needed", devices.len());
             return None;

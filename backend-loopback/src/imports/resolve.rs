@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use multirail_spi::{Error, ErrorKind, MemoryKind, Result, Staging};
+use multirail_spi::{Error, ErrorKind, MemoryKind, Result, StagingPolicy};
 
 use super::{RegionLocation, ResolvedRegion};
 use crate::error_text::describe;
@@ -18,7 +18,7 @@ pub(crate) fn resolve(
     target: &Outbound,
     key: u64,
     limit: Duration,
-    staging: Staging,
+    staging: StagingPolicy,
 ) -> Result<ResolvedRegion> {
     match &target.location {
         PeerLocation::ThisProcess { inbound, regions, staging: target_staging } => {
@@ -35,9 +35,9 @@ pub(crate) fn resolve(
 fn in_this_process(
     inbound: &Inbound,
     regions: &Regions,
-    target_staging: Staging,
+    target_staging: StagingPolicy,
     key: u64,
-    staging: Staging,
+    staging: StagingPolicy,
 ) -> Result<ResolvedRegion> {
     let found = regions.find(key).map_err(refused)?;
     let first = std::ptr::NonNull::new(found.memory.as_ptr()).ok_or_else(domain_closed)?;
@@ -45,9 +45,9 @@ fn in_this_process(
         MemoryKind::Cuda { device } => RegionLocation::Gpu { base: first.as_ptr() as u64, ordinal: device },
         _ => RegionLocation::Mapped(first),
     };
-    if staging == Staging::Always && matches!(location, RegionLocation::Mapped(_)) {
-        if target_staging == Staging::Never {
-            return Err(staging_refused("this side was configured with `Staging::Always`"));
+    if staging == StagingPolicy::Always && matches!(location, RegionLocation::Mapped(_)) {
+        if target_staging == StagingPolicy::Never {
+            return Err(staging_refused("this side was configured with `StagingPolicy::Always`"));
         }
         inbound.open_staging_buffer()?;
         location = RegionLocation::Staged;
@@ -88,7 +88,7 @@ mod other_process {
     use std::os::fd::{AsFd, OwnedFd};
     use std::time::{Duration, Instant};
 
-    use multirail_spi::{Access, Error, ErrorKind, Result, Staging};
+    use multirail_spi::{Access, Error, ErrorKind, Result, StagingPolicy};
 
     use super::{RegionKey, RegionLocation, ResolvedRegion, refused, staging_refused};
     use crate::other_process::protocol::{Refusal, Reply, Request};
@@ -106,14 +106,14 @@ mod other_process {
         connection: &TargetConnection,
         key: u64,
         limit: Duration,
-        staging: Staging,
+        staging: StagingPolicy,
     ) -> Result<ResolvedRegion> {
         let deadline = Instant::now() + limit.min(MAX_LIMIT);
         let (reply, files) = query(connection, deadline, |number| Request::Region { number, key })?;
         let region = match reply {
             Reply::Shared { len, access, locked, .. } => {
                 let access = Access::from_bits_truncate(access);
-                if staging == Staging::Always {
+                if staging == StagingPolicy::Always {
                     region_at(key, len, access, RegionLocation::Staged)?
                 } else {
                     return map(key, len, access, &files, locked);
@@ -122,14 +122,14 @@ mod other_process {
             Reply::Foreign { len, access, address, guard, target, .. } => {
                 let access = Access::from_bits_truncate(access);
                 let foreign = region_at(key, len, access, RegionLocation::Foreign { base: address, guard })?;
-                if staging == Staging::Always {
+                if staging == StagingPolicy::Always {
                     ResolvedRegion { location: RegionLocation::Staged, ..foreign }
                 } else if let Err((call, errno)) = probe(connection.process.pid(), access) {
                     if !connection.process.is_alive() {
                         return Err(refused(ErrorKind::PeerDied));
                     }
                     let why = ptrace_diagnosis::explain(connection.process.pid(), call, errno, &target);
-                    if staging == Staging::Never {
+                    if staging == StagingPolicy::Never {
                         return Err(ptrace_diagnosis::error(&why));
                     }
                     tracing::info!(peer = %connection.process.pid().as_raw_nonzero(), %why,
@@ -174,7 +174,7 @@ mod other_process {
         let (reply, files) = connection.query(deadline, question)?.ok_or_else(wrong_answer)?;
         let Reply::Refused { why, .. } = reply else { return Ok((reply, files)) };
         Err(match why {
-            Refusal::Staging => staging_refused("only staging reaches a region of the peer"),
+            Refusal::StagingPolicy => staging_refused("only staging reaches a region of the peer"),
             Refusal::Revoked => refused(ErrorKind::Revoked),
             Refusal::Gpu => gpu_memory::not_shared(),
             Refusal::Memory => short_of_memory("import"),

@@ -98,7 +98,7 @@ pub(crate) enum Refusal {
     /// CUDA does not share the region's GPU memory with other processes.
     Gpu,
     /// The target does not allow staging, or has no memory left for it.
-    Staging,
+    StagingPolicy,
     /// The target has no memory left for what the initiator would map.
     Memory,
 }

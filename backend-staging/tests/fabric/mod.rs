@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use multirail_spi::{Access, Backend, DmaBuf, Error, ErrorKind, HostBuffer, Memory, MemoryKind, Result};
-use multirail_staging::{Staged, Staging};
+use multirail_staging::{Staged, StagingPolicy};
 use transport_core::{Fabric, FabricBuilder, Region, TransportConfig};
 
 pub const OPEN: Access = Access::REMOTE_WRITE.union(Access::REMOTE_READ);
 
 /// Opens a fabric on the first device of `inner`. Without a device it prints the reason and returns `None`.
-pub fn open(inner: impl Backend + 'static, staging: Staging) -> Option<Fabric> {
+pub fn open(inner: impl Backend + 'static, staging: StagingPolicy) -> Option<Fabric> {
     let mut devices = match inner.probe() {
         Ok(devices) => devices,
         Err(why) => {

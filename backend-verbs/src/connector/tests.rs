@@ -54,7 +54,7 @@ fn sends(near: &mut Side, far: &mut Side, imm: u32) {
 /// The side gives its connection up: its offer of the next one.
 fn breaks(side: &mut Side) -> Vec<u8> {
     side.endpoint.abort(side.slot);
-    side.domain.connector().offer_again(side.slot).unwrap().expect("an offer")
+    side.domain.connector().next_offer(side.slot).unwrap().expect("an offer")
 }
 
 /// What the side answers to the offer.
@@ -64,7 +64,7 @@ fn renews(side: &Side, offer: &[u8]) -> Vec<u8> {
 
 /// The side that has offered hears the answer.
 fn hears(side: &Side, answer: &[u8]) {
-    side.domain.connector().renewed(side.slot, answer).unwrap();
+    side.domain.connector().finish_renewal(side.slot, answer).unwrap();
 }
 
 #[test]
@@ -95,7 +95,7 @@ fn what_comes_while_a_connection_is_made_is_told() {
     assert_eq!((refused.kind(), domain.0.peers.owner(number)), (ErrorKind::Unreachable, None));
 
     // It is no end: the next one is offered.
-    let offer = domain.connector().offer_again(near.slot).unwrap().expect("an offer");
+    let offer = domain.connector().next_offer(near.slot).unwrap().expect("an offer");
     hears(&near, &renews(&far, &offer));
     sends(&mut near, &mut far, 50);
 }
@@ -204,9 +204,9 @@ fn what_an_ended_connection_flushes_does_not_break_the_next() {
     near.endpoint.poll(&mut Completions::with_room(16));
     // The side that was aborted does not answer this write.
     far.begin(WorkKind::Write, 2, None, &near);
-    let offer = domain.connector().offer_again(near.slot).unwrap().unwrap();
+    let offer = domain.connector().next_offer(near.slot).unwrap().unwrap();
     let answer = far.domain.connector().renew(far.slot, &offer).unwrap();
-    domain.connector().renewed(near.slot, &answer).unwrap();
+    domain.connector().finish_renewal(near.slot, &answer).unwrap();
     let end = far.end();
     assert!(matches!(end, Event::Done { .. }), "{end:?}");
     assert!(near.bytes() == [2; LEN]);

@@ -185,7 +185,7 @@ impl Sender {
             }
             if let Some(sent) = packed.changed {
                 self.at = first + outcomes.len();
-                self.offer_again(list, sent, progress)?;
+                self.next_offer(list, sent, progress)?;
             }
             Ok(outcomes)
         });
@@ -196,7 +196,7 @@ impl Sender {
     }
 
     /// Lists the current entry again, which changed after `sent` bytes of it were sent.
-    fn offer_again(&mut self, list: &mut List, sent: u64, progress: &mut Progress) -> CommandResult {
+    fn next_offer(&mut self, list: &mut List, sent: u64, progress: &mut Progress) -> CommandResult {
         if self.changed.index != self.at || self.changed.times == 0 {
             self.changed = ChangedEntry { index: self.at, ..ChangedEntry::default() };
         }

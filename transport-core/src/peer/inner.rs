@@ -201,11 +201,11 @@ impl PeerInner {
         let link = &self.links[group];
         for (_, pair) in link.pairs().filter(|(of, _)| *of == rail) {
             let connector = pair.domain.connector();
-            let announced = connector.offer_again(pair.slot).and_then(|offer| {
+            let announced = connector.next_offer(pair.slot).and_then(|offer| {
                 let Some(offer) = offer else { return Ok(()) };
                 if let Some(other) = self.in_process_peer() {
                     let answer = other.note_relocation(&link.label, pair.pair, &offer)?;
-                    return pair.renew(|connector| connector.renewed(pair.slot, &answer));
+                    return pair.renew(|connector| connector.finish_renewal(pair.slot, &answer));
                 }
                 self.session.moved(&link.label, pair.pair, offer);
                 Ok(())

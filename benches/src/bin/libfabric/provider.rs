@@ -6,7 +6,7 @@ use backend_efa::{Efa, EfaConfig};
 use benches::Done;
 use benches::ends::{Place, transport};
 use benches::side::Side;
-use staging::{Staged, Staging};
+use staging::{Staged, StagingPolicy};
 use transport_core::TransportConfig;
 
 /// Where both sides are: one provider's first device.
@@ -40,7 +40,7 @@ impl Place for Provider {
         let config = EfaConfig::default().provider(&self.provider);
         let inner = Efa::with(self.node().into_iter().fold(config, EfaConfig::node));
         if self.staged {
-            return transport(Staged::new(Arc::new(inner), Staging::Always), None);
+            return transport(Staged::new(Arc::new(inner), StagingPolicy::Always), None);
         }
         transport(inner, None)
     }

@@ -16,7 +16,7 @@ mod send_credit;
 use crate::PeerId;
 
 pub(crate) use backlog::Backlog;
-pub(crate) use multirail_spi::Allowance;
+pub(crate) use multirail_spi::WireGrant;
 pub(crate) use receiver_credits::ReceiverCredits;
 pub(crate) use send_credit::{CreditCounter, SendCredit};
 
