@@ -1,21 +1,21 @@
-//! The backend: a provider and the devices it drives.
+//! The backend: a provider of libfabric, and its devices.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use multirail_spi::{Backend, DeviceInfo, Domain, DomainSetup, Error, ErrorKind, Probe, Result, Unavailable};
 
 use crate::domain::EfaDomain;
-use crate::library::{Info, VARIABLE, is_of_cards, library, offers};
+use crate::library::{Info, LIBRARY_VARIABLE, find_infos, is_efa_provider, library};
 
-/// Which provider, and how much of it.
+/// Which provider and which of its devices the backend uses.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct EfaConfig {
-    /// libfabric's name: `efa`, `efa-direct`, `tcp`, `tcp;ofi_rxm`, `shm`, ...
+    /// libfabric's name of the provider: `efa`, `efa-direct`, `tcp`, `tcp;ofi_rxm`, `shm`, ...
     pub provider: String,
     /// The local address or host name to use, for providers on sockets.
     pub node: Option<String>,
-    /// Domains of a provider without cards, each a rail. Cards are one domain each.
+    /// The number of domains of a provider without cards. Each domain is a rail. A card always has one domain.
     pub domains: u32,
 }
 
@@ -26,65 +26,64 @@ impl Default for EfaConfig {
 }
 
 impl EfaConfig {
-    /// Another provider.
+    /// Uses another provider.
     pub fn provider(mut self, provider: impl Into<String>) -> Self {
         self.provider = provider.into();
         self
     }
 
-    /// The local address to use.
+    /// Uses this local address.
     pub fn node(mut self, node: impl Into<String>) -> Self {
         self.node = Some(node.into());
         self
     }
 
-    /// So many domains, at least one.
+    /// Opens this number of domains, at least one.
     pub fn domains(mut self, domains: u32) -> Self {
         self.domains = domains.max(1);
         self
     }
 }
 
-/// libfabric's devices of one provider.
+/// The devices of one provider of libfabric.
 #[derive(Debug, Clone, Default)]
 pub struct Efa {
     config: EfaConfig,
-    /// What was found last: to ask libfabric anew for each of 32 cards takes seconds.
-    found: Arc<Mutex<Vec<Found>>>,
+    /// The devices of the last search: a search for each of 32 cards would take seconds.
+    found: Arc<Mutex<Vec<FoundDevice>>>,
 }
 
-/// A device and what opens it.
+/// A device, and the `fi_info` to open it with.
 #[derive(Debug)]
-struct Found {
+struct FoundDevice {
     name: String,
     info: Info,
 }
 
 impl Efa {
-    /// EFA cards.
+    /// A backend for EFA cards.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// As `config` says.
+    /// A backend with these settings.
     pub fn with(config: EfaConfig) -> Self {
         Self { config, ..Self::default() }
     }
 
-    fn found(&self) -> MutexGuard<'_, Vec<Found>> {
+    fn lock_found(&self) -> MutexGuard<'_, Vec<FoundDevice>> {
         self.found.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The provider's devices: every card once, or as many domains of the first entry as
-    /// are asked for.
-    fn find(&self) -> Result<Vec<Found>> {
-        let infos = offers(&self.config.provider, self.config.node.as_deref())?;
-        if infos.iter().any(|info| info.card().is_some()) {
-            let mut cards: Vec<Found> = Vec::new();
+    /// The provider's devices: every card once, or the configured number of domains of the first entry.
+    fn find(&self) -> Result<Vec<FoundDevice>> {
+        let infos = find_infos(&self.config.provider, self.config.node.as_deref())?;
+        if infos.iter().any(|info| info.is_card()) {
+            let mut cards: Vec<FoundDevice> = Vec::new();
             for info in infos {
                 let name = card_name(&info);
                 if cards.iter().all(|card| card.name != name) {
-                    cards.push(Found { name, info });
+                    cards.push(FoundDevice { name, info });
                 }
             }
             return Ok(cards);
@@ -94,37 +93,39 @@ impl Efa {
             0 => first.domain_name(),
             _ => format!("{}.{number}", first.domain_name()),
         };
-        (0..self.config.domains).map(|number| Ok(Found { name: name(number), info: first.copy()? })).collect()
+        (0..self.config.domains)
+            .map(|number| Ok(FoundDevice { name: name(number), info: first.copy()? }))
+            .collect()
     }
 
     fn unavailable(&self) -> Unavailable {
         let provider = &self.config.provider;
         let reason = format!("libfabric's provider {provider} has no device here");
-        let remedy = match is_of_cards(provider) {
+        let remedy = match is_efa_provider(provider) {
             true => {
                 "run on an instance with EFA and its driver, give the container /dev/infiniband, or choose \
                  another provider, like tcp"
             }
-            false => "`fi_info -l` lists the providers there are",
+            false => "choose a provider that `fi_info -l` lists",
         };
         Unavailable { reason, remedy: remedy.to_owned() }
     }
 }
 
-/// A card's name: the domain's, without the suffix of the kind of endpoint.
+/// The name of a card: its domain's name without the suffix for the type of endpoint.
 fn card_name(info: &Info) -> String {
     let name = info.domain_name();
     ["-rdm", "-dgrm"].iter().find_map(|suffix| name.strip_suffix(suffix)).map_or(name.clone(), str::to_owned)
 }
 
-fn describe(found: &Found) -> DeviceInfo {
+fn describe(found: &FoundDevice) -> DeviceInfo {
     let version = library().map(|library| library.version()).unwrap_or_default();
     let (provider, fabric) = (found.info.provider(), found.info.fabric_name());
     DeviceInfo {
         name: found.name.clone(),
         about: format!("{provider} on {fabric}, libfabric {}.{}", version >> 16, version & 0xffff),
-        link_bits_per_s: found.info.card().flatten(),
-        address: found.info.address(),
+        link_bits_per_s: found.info.link_bits_per_s(),
+        address: found.info.pci_address(),
         group: None,
     }
 }
@@ -136,14 +137,15 @@ impl Backend for Efa {
 
     fn probe(&self) -> Probe {
         if let Err(why) = library() {
-            let remedy = format!("install libfabric (Debian: libfabric1), or name it by {VARIABLE}");
+            let remedy =
+                format!("install libfabric (Debian: libfabric1), or give its path in {LIBRARY_VARIABLE}");
             return Err(Unavailable { reason: why.context().to_owned(), remedy });
         }
         match self.find() {
             Ok(found) if found.is_empty() => Err(self.unavailable()),
             Ok(found) => {
                 let devices = found.iter().map(describe).collect();
-                *self.found() = found;
+                *self.lock_found() = found;
                 Ok(devices)
             }
             Err(why) => Err(Unavailable { reason: why.to_string(), ..self.unavailable() }),
@@ -151,11 +153,11 @@ impl Backend for Efa {
     }
 
     fn drives(&self, card: &topology::Function) -> bool {
-        is_of_cards(&self.config.provider) && topology::is_efa(card.vendor, card.device)
+        is_efa_provider(&self.config.provider) && topology::is_efa(card.vendor, card.device)
     }
 
     fn open(&self, device: &DeviceInfo, setup: &DomainSetup) -> Result<Arc<dyn Domain>> {
-        let mut found = self.found();
+        let mut found = self.lock_found();
         if found.iter().all(|found| found.name != device.name) {
             *found = self.find()?;
         }

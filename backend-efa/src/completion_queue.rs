@@ -1,38 +1,37 @@
-//! Completions of libfabric as events: of our own requests, and of what peers have sent.
+//! Reads libfabric's completions and turns them into events: ends of requests and receives, and arrivals from peers.
 
 use std::ffi::c_void;
 
 use libfabric_sys as sys;
 use multirail_spi::{Endpoint, ErrorKind, Event, PeerSlot, PostResult, ReceiveRequest, Status};
 
-use crate::card;
 use crate::context::{Contexts, Posted};
-use crate::endpoint::{EfaEndpoint, refused};
-use crate::endpoint_replacement::GRACE_OF_CARDS;
-use crate::error_text::{self, ErrorText};
+use crate::endpoint::{EfaEndpoint, refused_post};
+use crate::endpoint_replacement::EFA_GRACE;
 use crate::fabric_endpoint::EndpointGuard;
-use crate::peers::View;
-use crate::status::{is_ambiguous, is_unreachable, kind, status};
+use crate::peers::SlotView;
+use crate::status::{ErrorText, card_error, is_ambiguous, is_unreachable, kind, provider_text, status};
 use crate::tag::{PeerTag, Tag};
 
-/// The most completions that one call reads: as many as EFA's provider looks at in one call (`efa_cq_read_size`; 1.17,
-/// 2.1), so that a call that brings fewer has left none.
-pub(crate) const AT_ONCE: usize = 50;
+/// The most completions that one call reads. EFA's provider polls its card for the same number in one call
+/// (`efa_cq_read_size`; 1.17, 2.1). So the queue is empty if a call returns fewer.
+pub(crate) const MAX_READ: usize = 50;
 
-/// The emulated writes of 64 KiB that 1.17 advances by one call: each takes ten packets of the card.
-const EMULATED_PER_CALL: usize = AT_ONCE / 10;
-/// The most calls in a poll that may bring fewer, as most packets do not end a write.
-const IN_VAIN: usize = 15;
+/// The number of emulated writes of 64 KiB that one call of 1.17 completes: each write consists of ten packets.
+const EMULATED_WRITES_PER_READ: usize = MAX_READ / 10;
+/// With emulated writes, the most calls in one poll that return fewer completions than asked for. There may be more
+/// packets to poll nevertheless, because most packets do not end a write.
+const MAX_SHORT_READS: usize = 15;
 
-// Flags of completions.
+// The flags of completions.
 pub(crate) const REMOTE_CQ_DATA: u64 = sys::FI_REMOTE_CQ_DATA as u64;
 const REMOTE_WRITE: u64 = sys::FI_REMOTE_WRITE as u64;
 const RECV: u64 = sys::FI_RECV as u64;
 const SEND: u64 = sys::FI_SEND as u64;
-/// Any flag of a request or receive that was posted here.
-const POSTED: u64 = RECV | (sys::FI_SEND | sys::FI_READ | sys::FI_WRITE) as u64;
+/// The flags of requests and receives that were posted here.
+const LOCAL_FLAGS: u64 = RECV | (sys::FI_SEND | sys::FI_READ | sys::FI_WRITE) as u64;
 
-/// A buffer for the completions of one call, and for the addresses of their senders.
+/// A buffer for the completions of one call, and for the source addresses of arrivals.
 pub(crate) struct Entries {
     completions: Vec<sys::fi_cq_data_entry>,
     from: Vec<sys::fi_addr_t>,
@@ -43,157 +42,162 @@ unsafe impl Send for Entries {}
 
 impl Entries {
     pub(crate) fn new() -> Self {
-        // SAFETY: a plain value, for which zero will do.
+        // SAFETY: a plain value, which may be zero.
         let entry = unsafe { std::mem::zeroed() };
-        Self { completions: vec![entry; AT_ONCE], from: vec![sys::FI_ADDR_UNSPEC; AT_ONCE] }
+        Self { completions: vec![entry; MAX_READ], from: vec![sys::FI_ADDR_UNSPEC; MAX_READ] }
     }
 }
 
-/// The sender of an arrival.
+/// How an arrival identifies its sender.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Sender {
-    /// By the peer tag that travelled with the bytes.
+    /// By a peer tag in the completion data.
     PeerTag(PeerTag),
-    /// By the sender's address.
+    /// By the source address, which belongs to this slot.
     Slot(u32),
     Unknown,
 }
 
-/// An imm or a message of a peer.
+/// An imm or a message that has arrived.
 #[derive(Debug)]
 pub(crate) enum Arrival {
     Imm {
         from: Sender,
         imm: u32,
     },
-    /// A message of `len` bytes in the receive that it took. `is_recalled` if the engine has taken that receive back.
+    /// A message of `len` bytes, and the receive that it consumed. `is_cancelled` if the engine has cancelled that
+    /// receive.
     Message {
         from: Sender,
         len: u64,
         imm: Option<u32>,
         receive: ReceiveRequest,
-        is_recalled: bool,
+        is_cancelled: bool,
     },
 }
 
 impl Arrival {
-    /// Marks the receive `id` as taken back.
-    pub(crate) fn recall(&mut self, id: u64) {
-        if let Self::Message { receive, is_recalled, .. } = self {
-            *is_recalled |= receive.id == id;
+    /// Notes that the engine has cancelled the receive `id`.
+    pub(crate) fn mark_cancelled(&mut self, id: u64) {
+        if let Self::Message { receive, is_cancelled, .. } = self {
+            *is_cancelled |= receive.id == id;
         }
     }
 }
 
 impl EfaEndpoint {
-    /// Reads about `room` completions and files their events.
+    /// Reads about `room` completions, and queues their events.
     ///
-    /// Inlined, as every frame between a turn and the provider's system call costs: the kernel leaves no
-    /// predictions for the returns on its way.
+    /// Inlined: after a system call the CPU has lost its predictions of returns, so every stack frame between the poll
+    /// and the provider's system call costs time.
     #[inline(always)]
-    pub(crate) fn drain(&mut self, guard: &mut EndpointGuard<'_>, room: usize) {
+    pub(crate) fn read_completions(&mut self, guard: &mut EndpointGuard<'_>, room: usize) {
         let emulated = if guard.queues.emulates_writes { guard.posted.requests } else { 0 };
-        let mut in_vain = (emulated / EMULATED_PER_CALL).min(IN_VAIN);
+        let mut short_reads_left = (emulated / EMULATED_WRITES_PER_READ).min(MAX_SHORT_READS);
         let Some(mut entries) = self.entries.take() else { return };
-        while self.waiting.len() < room {
-            if !self.read(guard, &mut entries, room - self.waiting.len()) {
-                if in_vain == 0 {
+        while self.events.len() < room {
+            if !self.read_once(guard, &mut entries, room - self.events.len()) {
+                if short_reads_left == 0 {
                     break;
                 }
-                in_vain -= 1;
+                short_reads_left -= 1;
             }
         }
         self.entries = Some(entries);
     }
 
-    /// Reads once. Returns true if there may be more.
+    /// Reads completions by one call. Returns true if there may be more.
     #[inline]
-    fn read(&mut self, guard: &mut EndpointGuard<'_>, entries: &mut Entries, room: usize) -> bool {
-        let (cq, most) = (guard.queues.cq.as_ptr(), room.min(AT_ONCE));
+    fn read_once(&mut self, guard: &mut EndpointGuard<'_>, entries: &mut Entries, room: usize) -> bool {
+        let (cq, most) = (guard.queues.cq.as_ptr(), room.min(MAX_READ));
         let into = entries.completions.as_mut_ptr();
         // SAFETY: the queue was opened for entries of this format, and there is room for so many.
         let read = unsafe {
-            match self.local.data {
+            match self.post_config.cq_data_size {
                 8.. => sys::fi_cq_read(cq, into.cast(), most),
                 _ => sys::fi_cq_readfrom(cq, into.cast(), most, entries.from.as_mut_ptr()),
             }
         };
         if read <= 0 {
-            return read == -(sys::FI_EAVAIL as isize) && self.failed(guard);
+            return read == -(sys::FI_EAVAIL as isize) && self.read_error(guard);
         }
         let read = read as usize;
-        let is_ours =
+        let is_request_end =
             |entry: &&sys::fi_cq_data_entry| entry.flags & (REMOTE_CQ_DATA | REMOTE_WRITE | RECV) == 0;
         let mut at = 0;
         while at < read {
-            // Most completions are of our own requests. Neighbours among them are joined into one event, as that costs
-            // the engine less.
-            let contexts = entries.completions[at..read].iter().take_while(is_ours);
+            // Most completions are ends of requests. Requests with consecutive ids are reported by one event, which the
+            // engine handles faster than many.
+            let contexts = entries.completions[at..read].iter().take_while(is_request_end);
             if let Some((peer, first, count)) =
                 guard.posted.end_requests(contexts.map(|entry| entry.op_context))
             {
                 guard.posted.requests -= count as usize;
                 self.outstanding[peer.0 as usize] -= count;
-                self.waiting.push_back(Event::Done { first, count });
+                self.events.push_back(Event::Done { first, count });
                 at += count as usize;
             } else {
-                self.arrived(guard, &entries.completions[at], entries.from[at]);
+                self.handle_entry(guard, &entries.completions[at], entries.from[at]);
                 at += 1;
             }
         }
         read == most
     }
 
+    /// Handles a completion that is not of a run of requests.
     #[cold]
     #[inline(never)]
-    fn arrived(
+    fn handle_entry(
         &mut self,
         guard: &mut EndpointGuard<'_>,
         entry: &sys::fi_cq_data_entry,
         from: sys::fi_addr_t,
     ) {
         let has = |flags: u64| entry.flags & flags != 0;
-        // shm of 2.1 leaves FI_REMOTE_WRITE out. The context is then one of the peer's.
-        if has(REMOTE_WRITE) || (has(REMOTE_CQ_DATA) && !has(POSTED)) {
-            if self.own.is_some()
+        // The provider shm of 2.1 does not set FI_REMOTE_WRITE. The entry's context is then one of the peer.
+        if has(REMOTE_WRITE) || (has(REMOTE_CQ_DATA) && !has(LOCAL_FLAGS)) {
+            if self.internal_receives.is_some()
                 && let Some(Posted::Receive { receive, .. }) = self.end(guard.posted, entry.op_context)
-                && let Some(own) = &mut self.own
+                && let Some(internal_receives) = &mut self.internal_receives
             {
-                own.idle.push(receive);
+                internal_receives.unposted.push(receive);
             }
-            return self.imm(guard, entry, from);
+            return self.on_imm(guard, entry, from);
         }
         match self.end(guard.posted, entry.op_context) {
-            Some(Posted::Request { id, .. }) => self.waiting.push_back(Event::Done { first: id, count: 1 }),
-            Some(Posted::Receive { receive, is_recalled }) => {
-                self.received(guard, (receive, is_recalled), entry, from);
+            Some(Posted::Request { id, .. }) => self.events.push_back(Event::Done { first: id, count: 1 }),
+            Some(Posted::Receive { receive, is_cancelled }) => {
+                self.on_message(guard, (receive, is_cancelled), entry, from);
             }
-            None => tracing::warn!(flags = entry.flags, "libfabric completes what was not posted"),
+            None => tracing::warn!(
+                flags = entry.flags,
+                "libfabric reports a completion of something that was not posted"
+            ),
         }
     }
 
-    /// Reads one error. Returns true if there was one.
-    fn failed(&mut self, guard: &mut EndpointGuard<'_>) -> bool {
+    /// Reads one error completion. Returns true if there was one.
+    fn read_error(&mut self, guard: &mut EndpointGuard<'_>) -> bool {
         let queues = guard.queues;
         // SAFETY: zero asks for no error data.
         let mut entry: sys::fi_cq_err_entry_1_20 = unsafe { std::mem::zeroed() };
-        // SAFETY: the queue is open; the entry has room for what the latest interface that is asked for writes.
+        // SAFETY: the queue is open; the entry is as large as in the latest API version that is asked for.
         let read = unsafe { sys::fi_cq_readerr(queues.cq.as_ptr(), (&raw mut entry).cast(), 0) };
         let mut entry = entry.known;
         if read < 0 {
             return false;
         }
-        let words = error_text::provider(queues, entry.prov_errno, entry.err_data);
-        if queues.device.info.card().is_some() {
-            entry.err = card::error(entry.prov_errno, entry.err);
+        let text = provider_text(queues, entry.prov_errno, entry.err_data);
+        if queues.device.info.is_card() {
+            entry.err = card_error(entry.prov_errno, entry.err);
         }
-        self.words = ErrorText::of(entry.err, words.clone());
+        self.last_error = ErrorText::new(entry.err, text.clone());
         self.is_lost |= kind(entry.err) == ErrorKind::DeviceLost;
         match self.end(guard.posted, entry.op_context) {
             Some(Posted::Request { id, peer }) => {
-                tracing::debug!(id, code = entry.err, words, "a request failed");
-                // libfabric reports each packet of a failed message (2.1, `efa_rdm_txe_handle_error`).
-                let is_message = queues.device.info.has_states() && entry.flags & SEND != 0;
+                tracing::debug!(id, code = entry.err, text, "a request failed");
+                // libfabric reports one error for each packet of a failed message (2.1, `efa_rdm_txe_handle_error`).
+                let is_message = queues.device.info.keeps_peer_state() && entry.flags & SEND != 0;
                 if queues.emulates_writes || is_message {
                     self.retire(guard.posted, entry.op_context);
                 }
@@ -206,39 +210,41 @@ impl EfaEndpoint {
                         false => ErrorKind::RemoteAccess,
                     };
                     let status = Status { kind, code: entry.err.abs() };
-                    let doubted = Event::FailedUnconfirmed { id, peer, status };
-                    // Cards have no connections.
-                    match queues.device.info.card() {
-                        Some(_) => self.waiting.push_back(doubted),
-                        None => self.deferred.hold(self.shared.setup.clock.now(), peer, doubted),
+                    let unconfirmed = Event::FailedUnconfirmed { id, peer, status };
+                    // Cards have no connection that the provider would have to make again.
+                    match queues.device.info.is_card() {
+                        true => self.events.push_back(unconfirmed),
+                        false => self.deferred.push(self.domain.setup.clock.now(), peer, unconfirmed),
                     }
                     return true;
                 }
-                self.waiting.push_back(Event::Failed { id, status: status(entry.err) });
+                self.events.push_back(Event::Failed { id, status: status(entry.err) });
             }
             Some(Posted::Receive { receive, .. }) => {
                 let id = receive.id;
-                tracing::debug!(id, code = entry.err, words, "a receive failed");
-                if let Some(own) = self.own.as_mut().filter(|own| own.has(&receive)) {
-                    own.idle.push(receive);
+                tracing::debug!(id, code = entry.err, text, "a receive failed");
+                if let Some(internal_receives) =
+                    self.internal_receives.as_mut().filter(|internal| internal.contains(&receive))
+                {
+                    internal_receives.unposted.push(receive);
                     return true;
                 }
-                self.waiting.push_back(Event::ReceiveFailed { id, status: status(entry.err) });
+                self.events.push_back(Event::ReceiveFailed { id, status: status(entry.err) });
             }
             None => {
-                tracing::debug!(code = entry.err, words, "libfabric reports an error of a peer's request")
+                tracing::debug!(code = entry.err, text, "libfabric reports an error of a peer's request")
             }
         }
         true
     }
 
-    /// Keeps a context that has just ended out of use for a while: the provider may report it once more.
+    /// Keeps a context that was just freed out of use for a while, because the provider may report it once more.
     #[cold]
     pub(crate) fn retire(&self, posted: &mut Contexts, context: *mut c_void) {
-        posted.retire(context, self.shared.setup.clock.now().after(GRACE_OF_CARDS));
+        posted.retire(context, self.domain.setup.clock.now().after(EFA_GRACE));
     }
 
-    /// The peer's slot, if the sender is one.
+    /// The slot of the sender, if the sender is a connected peer.
     fn peer(&self, from: Sender) -> Option<PeerSlot> {
         let slot = match from {
             Sender::PeerTag(peer_tag) if self.peer_tags.get(peer_tag.slot() as usize) == Some(&peer_tag) => {
@@ -248,69 +254,72 @@ impl EfaEndpoint {
             _ => return None,
         };
         let view = self.slots.get(slot as usize);
-        view.filter(|view| matches!(view, View::Up(_) | View::Waiting)).map(|_| PeerSlot(slot))
+        view.filter(|view| matches!(view, SlotView::Up(_) | SlotView::Waiting)).map(|_| PeerSlot(slot))
     }
 
+    /// The sender of an arrival: by its tag, if the completion data has a peer tag, else by the source address.
     fn sender(guard: &EndpointGuard<'_>, tag: Option<Tag>, from: sys::fi_addr_t) -> Sender {
         let by_address = || guard.owner(from).map_or(Sender::Unknown, Sender::Slot);
         tag.and_then(|tag| tag.peer_tag).map_or_else(by_address, Sender::PeerTag)
     }
 
-    /// Acts on a message that took `receive`.
-    pub(crate) fn received(
+    /// Handles a message that consumed `receive`.
+    fn on_message(
         &mut self,
         guard: &EndpointGuard<'_>,
-        (receive, is_recalled): (ReceiveRequest, bool),
+        (receive, is_cancelled): (ReceiveRequest, bool),
         entry: &sys::fi_cq_data_entry,
         from: sys::fi_addr_t,
     ) {
-        let tag = match self.local.hides_data {
-            true => Some(Tag::from_data(entry.data, self.local.data)),
-            false => self.tag(entry),
+        let tag = match self.post_config.omits_data_flag {
+            true => Some(Tag::from_data(entry.data, self.post_config.cq_data_size)),
+            false => self.tag_of(entry),
         };
         let (from, imm) = (Self::sender(guard, tag, from), tag.and_then(|tag| tag.imm));
-        self.file(Arrival::Message { from, len: entry.len as u64, imm, receive, is_recalled });
+        self.report_or_keep(Arrival::Message { from, len: entry.len as u64, imm, receive, is_cancelled });
     }
 
-    pub(crate) fn imm(
-        &mut self,
-        guard: &EndpointGuard<'_>,
-        entry: &sys::fi_cq_data_entry,
-        from: sys::fi_addr_t,
-    ) {
-        let tag = self.tag(entry);
+    /// Handles the imm of a peer's write.
+    fn on_imm(&mut self, guard: &EndpointGuard<'_>, entry: &sys::fi_cq_data_entry, from: sys::fi_addr_t) {
+        let tag = self.tag_of(entry);
         if let Some(imm) = tag.and_then(|tag| tag.imm) {
-            self.file(Arrival::Imm { from: Self::sender(guard, tag, from), imm });
+            self.report_or_keep(Arrival::Imm { from: Self::sender(guard, tag, from), imm });
         }
     }
 
-    fn tag(&self, entry: &sys::fi_cq_data_entry) -> Option<Tag> {
-        (entry.flags & REMOTE_CQ_DATA != 0).then(|| Tag::from_data(entry.data, self.local.data))
+    /// The tag in the completion data of an entry, if it has any.
+    fn tag_of(&self, entry: &sys::fi_cq_data_entry) -> Option<Tag> {
+        (entry.flags & REMOTE_CQ_DATA != 0).then(|| Tag::from_data(entry.data, self.post_config.cq_data_size))
     }
 
-    /// Files what came. Who has connected since the slots were looked at may have sent something already; they
-    /// are not looked at again in a turn, whose lock is taken after theirs elsewhere.
-    fn file(&mut self, arrival: Arrival) {
-        match self.told(&arrival) {
-            Some(event) => self.tell(event, &arrival),
-            None => self.doubtful.push(arrival),
+    /// Reports an arrival, or keeps it for [`EfaEndpoint::retry_unmatched`] if its sender is unknown.
+    ///
+    /// The sender may be a peer that has connected since the slots were read. This method cannot read the slots again:
+    /// the caller may hold the lock of the address vector, which other threads take while they hold the lock of the
+    /// slots.
+    fn report_or_keep(&mut self, arrival: Arrival) {
+        match self.event_of(&arrival) {
+            Some(event) => self.report(event, &arrival),
+            None => self.unmatched.push(arrival),
         }
     }
 
-    /// Reports an arrival: at once, or, if it took a receive of the backend itself, once the engine has posted one.
-    fn tell(&mut self, event: Event, arrival: &Arrival) {
-        match (&mut self.own, event, arrival) {
-            (Some(own), Event::Received { peer, len, imm, .. }, Arrival::Message { receive, .. })
-                if own.has(receive) =>
-            {
-                own.arrived(*receive, peer, len, imm);
+    /// Reports an arrival. A message in an internal receive is reported once the engine has posted a receive for it.
+    fn report(&mut self, event: Event, arrival: &Arrival) {
+        match (&mut self.internal_receives, event, arrival) {
+            (
+                Some(internal_receives),
+                Event::Received { peer, len, imm, .. },
+                Arrival::Message { receive, .. },
+            ) if internal_receives.contains(receive) => {
+                internal_receives.add_message(*receive, peer, len, imm);
             }
-            _ => self.waiting.push_back(event),
+            _ => self.events.push_back(event),
         }
     }
 
-    /// The event of an arrival, if a peer has sent it.
-    fn told(&self, arrival: &Arrival) -> Option<Event> {
+    /// The event of an arrival, if its sender is a connected peer.
+    fn event_of(&self, arrival: &Arrival) -> Option<Event> {
         Some(match *arrival {
             Arrival::Imm { from, imm } => Event::Imm { peer: self.peer(from)?, imm },
             Arrival::Message { from, len, imm, receive, .. } => {
@@ -319,37 +328,41 @@ impl EfaEndpoint {
         })
     }
 
-    /// Reads the slots again for the arrivals whose senders were unknown.
+    /// Reads the slots again, and reports or drops the arrivals whose senders were unknown.
     #[cold]
-    pub(crate) fn settle(&mut self) {
-        self.refresh();
-        for arrival in std::mem::take(&mut self.doubtful) {
-            match self.told(&arrival) {
-                Some(event) => self.tell(event, &arrival),
-                None => self.stray(arrival),
+    pub(crate) fn retry_unmatched(&mut self) {
+        self.refresh_slots();
+        for arrival in std::mem::take(&mut self.unmatched) {
+            match self.event_of(&arrival) {
+                Some(event) => self.report(event, &arrival),
+                None => self.drop_unmatched(arrival),
             }
         }
     }
 
-    /// Drops an arrival that no peer has sent. The receive that it took is posted again, behind the others.
-    fn stray(&mut self, arrival: Arrival) {
-        tracing::debug!(?arrival, "an arrival from no connected peer");
-        let Arrival::Message { len, imm, receive, is_recalled, .. } = arrival else { return };
-        if let Some(own) = self.own.as_mut().filter(|own| own.has(&receive)) {
-            return own.idle.push(receive);
+    /// Drops an arrival that no connected peer has sent. The receive that it consumed is posted again, behind the
+    /// others.
+    fn drop_unmatched(&mut self, arrival: Arrival) {
+        tracing::debug!(?arrival, "dropped an arrival from no connected peer");
+        let Arrival::Message { len, imm, receive, is_cancelled, .. } = arrival else { return };
+        if let Some(internal_receives) =
+            self.internal_receives.as_mut().filter(|internal| internal.contains(&receive))
+        {
+            return internal_receives.unposted.push(receive);
         }
-        let PostResult { accepted, error } = match is_recalled {
-            true => refused(0, -(sys::FI_ECANCELED as isize)),
-            // SAFETY: the receive was posted, and the engine has not got it back: its buffer is still valid.
+        let PostResult { accepted, error } = match is_cancelled {
+            true => refused_post(0, -(sys::FI_ECANCELED as isize)),
+            // SAFETY: the receive was posted, and no event has given it back to the engine yet: its buffer is still
+            // valid.
             false => unsafe { self.post_recv(&[receive]) },
         };
         match error {
-            Some(status) => self.waiting.push_back(Event::ReceiveFailed { id: receive.id, status }),
+            Some(status) => self.events.push_back(Event::ReceiveFailed { id: receive.id, status }),
             None if accepted == 1 => {}
-            // The queue is full.
+            // The queue is full: tries again at the next poll.
             None => {
                 let from = Sender::Unknown;
-                self.doubtful.push(Arrival::Message { from, len, imm, receive, is_recalled });
+                self.unmatched.push(Arrival::Message { from, len, imm, receive, is_cancelled });
             }
         }
     }

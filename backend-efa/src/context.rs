@@ -1,7 +1,5 @@
-//! Contexts of what is posted: libfabric hands them back with the completion, and some
-//! providers keep notes of their own in them (`FI_CONTEXT2`).
-
-mod taking;
+//! The contexts of posted requests and receives. libfabric returns a context with its completion, and some providers
+//! use its bytes until then (`FI_CONTEXT2`).
 
 use std::cell::UnsafeCell;
 use std::collections::VecDeque;
@@ -10,112 +8,130 @@ use std::ffi::c_void;
 use libfabric_sys as sys;
 use multirail_spi::{PeerSlot, ReceiveRequest, Time};
 
-pub(crate) use taking::Taking;
-
-/// What a context stands for.
+/// What was posted with a context.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Posted {
-    Request { id: u64, peer: PeerSlot },
-    Receive { receive: ReceiveRequest, is_recalled: bool },
+    Request {
+        id: u64,
+        peer: PeerSlot,
+    },
+    /// `is_cancelled` if the engine has cancelled the receive.
+    Receive {
+        receive: ReceiveRequest,
+        is_cancelled: bool,
+    },
 }
 
-/// A power of two long: its place is told from its address by a shift.
+/// The size is a power of two, so that a shift computes the index of a context from its address.
 #[repr(C, align(128))]
 struct Context {
     /// The provider's, from posting to completion.
-    notes: UnsafeCell<sys::fi_context2>,
-    /// Of the request or receive.
+    provider_area: UnsafeCell<sys::fi_context2>,
+    /// The id of the request or receive.
     id: u64,
-    /// The peer's slot of a request; or one of those below.
+    /// The peer's slot of a request, or one of the constants below.
     peer: u32,
-    /// The next free one, while this one is free.
+    /// While this context is free: the index of the next free one.
     next: u32,
-    /// Of a receive: first byte, key and length of its buffer.
+    /// For a receive: first byte, local key and length of its buffer.
     buffer: (*mut u8, u64, u64),
 }
 
-/// No peer's slot: the context is free, or a receive's, or one's that is to be taken back. Slots stay below
-/// (`PeerTag::SLOTS`).
+// Values of `Context::peer` that are no slot. All slots are smaller (`PeerTag::SLOTS`).
 const FREE: u32 = u32::MAX;
 const RECEIVE: u32 = u32::MAX - 1;
-const RECALLED: u32 = u32::MAX - 2;
+const CANCELLED_RECEIVE: u32 = u32::MAX - 2;
 
 impl Context {
     fn posted(&self) -> Option<Posted> {
         match self.peer {
             FREE => None,
-            RECEIVE | RECALLED => {
+            RECEIVE | CANCELLED_RECEIVE => {
                 let (local, lkey, len) = self.buffer;
                 let receive = ReceiveRequest { id: self.id, local, lkey, len };
-                Some(Posted::Receive { receive, is_recalled: self.peer == RECALLED })
+                Some(Posted::Receive { receive, is_cancelled: self.peer == CANCELLED_RECEIVE })
             }
             peer => Some(Posted::Request { id: self.id, peer: PeerSlot(peer) }),
         }
     }
 
-    /// What it stood for is over: it is the first of the `free` ones, at `index`.
+    /// Frees this context, whose index is `index`: puts it in front of the list that begins at `first_free`.
     #[inline]
-    fn release(&mut self, index: usize, free: &mut u32) {
+    fn free(&mut self, index: usize, first_free: &mut u32) {
         self.peer = FREE;
-        self.next = std::mem::replace(free, index as u32);
+        self.next = std::mem::replace(first_free, index as u32);
     }
 }
 
-/// As many contexts as may be posted at once. They never move.
+/// All contexts of an endpoint: as many as requests and receives may be posted at once. They never move.
 pub(crate) struct Contexts {
     all: Box<[Context]>,
-    /// The first free one; `all.len()` if there is none.
-    free: u32,
-    /// Those that the provider may hand back once more, and until when.
+    /// The index of the first free context; `all.len()` if there is none.
+    first_free: u32,
+    /// The indices of contexts that the provider may return once more, and until when.
     retired: VecDeque<(u32, Time)>,
-    /// How many are posted, as who posts counts them.
+    /// The number of posted requests. The endpoint counts them.
     pub(crate) requests: usize,
+    /// The number of posted receives. The endpoint counts them.
     pub(crate) receives: usize,
 }
 
-// SAFETY: the notes are the provider's, which serialises its own use of them; buffers' addresses
-// are told, never followed.
+// SAFETY: `provider_area` belongs to the provider, which serialises its own use of it; the addresses of buffers
+// are passed on, never followed.
 unsafe impl Send for Contexts {}
 
 impl Contexts {
     pub(crate) fn new(count: u32) -> Self {
         let context = |index| {
             // SAFETY: eight pointers, which may be null.
-            let notes = UnsafeCell::new(unsafe { std::mem::zeroed() });
-            Context { notes, id: 0, peer: FREE, next: index + 1, buffer: (std::ptr::null_mut(), 0, 0) }
+            let provider_area = UnsafeCell::new(unsafe { std::mem::zeroed() });
+            Context {
+                provider_area,
+                id: 0,
+                peer: FREE,
+                next: index + 1,
+                buffer: (std::ptr::null_mut(), 0, 0),
+            }
         };
         Self {
             all: (0..count).map(context).collect(),
-            free: 0,
+            first_free: 0,
             retired: VecDeque::new(),
             requests: 0,
             receives: 0,
         }
     }
 
-    /// Contexts for requests to a peer, whose ids count up from `id`.
+    /// Begins to take contexts for requests to a peer. Their ids count up from `id`.
     #[inline]
-    pub(crate) fn taking(&mut self, id: u64, peer: PeerSlot) -> Taking<'_> {
-        Taking::new(self, id, peer)
+    pub(crate) fn reserve(&mut self, id: u64, peer: PeerSlot) -> ContextReservation<'_> {
+        let first_free = self.first_free;
+        ContextReservation {
+            contexts: self,
+            next_id: id,
+            peer: peer.0,
+            uncommitted: first_free,
+            next: first_free,
+        }
     }
 
-    /// A context for a receive; `None` if all are posted.
-    pub(crate) fn take_receive(&mut self, receive: &ReceiveRequest) -> Option<*mut c_void> {
-        let context = self.all.get_mut(self.free as usize)?;
+    /// Takes a context for a receive; `None` if no context is free.
+    pub(crate) fn take_for_receive(&mut self, receive: &ReceiveRequest) -> Option<*mut c_void> {
+        let context = self.all.get_mut(self.first_free as usize)?;
         (context.id, context.peer) = (receive.id, RECEIVE);
         context.buffer = (receive.local, receive.lkey, receive.len);
-        self.free = context.next;
-        Some(context.notes.get().cast())
+        self.first_free = context.next;
+        Some(context.provider_area.get().cast())
     }
 
-    /// How many more there are.
+    /// The number of free contexts.
     #[inline]
-    pub(crate) fn spare(&self) -> usize {
+    pub(crate) fn free_count(&self) -> usize {
         self.all.len() - self.requests - self.receives - self.retired.len()
     }
 
-    /// Ends requests to one peer with consecutive ids, as many as `contexts` begins with: the peer,
-    /// the first id and how many; `None` if it begins with anything else.
+    /// Frees the contexts of requests to one peer with consecutive ids, as many as are in front of `contexts`. Returns
+    /// the peer, the first id and the number; `None` if the first context is not that of a request.
     #[inline]
     pub(crate) fn end_requests(
         &mut self,
@@ -124,76 +140,122 @@ impl Contexts {
         let index = self.index(contexts.next()?);
         let context = self.all.get_mut(index)?;
         let (peer, first) = (context.peer, context.id);
-        if peer >= RECALLED {
+        if peer >= CANCELLED_RECEIVE {
             return None;
         }
         let mut end = first + 1;
-        let mut free = self.free;
-        context.release(index, &mut free);
+        let mut first_free = self.first_free;
+        context.free(index, &mut first_free);
         for context in contexts {
             let index = self.index(context);
             let Some(context) = self.all.get_mut(index) else { break };
             if context.peer != peer || context.id != end {
                 break;
             }
-            context.release(index, &mut free);
+            context.free(index, &mut first_free);
             end += 1;
         }
-        self.free = free;
+        self.first_free = first_free;
         Some((PeerSlot(peer), first, (end - first) as u32))
     }
 
-    /// The place of a context; one that does not exist for what is none.
+    /// The index of a context. An address that is not of a context gives an index that does not exist.
     #[inline]
     fn index(&self, context: *mut c_void) -> usize {
         (context as usize).wrapping_sub(self.all.as_ptr() as usize) / size_of::<Context>()
     }
 
-    /// What `context` stood for, which is over; `None` for what is no posted context.
+    /// Frees a context, and returns what was posted with it; `None` if the address is not of a posted context.
     pub(crate) fn end(&mut self, context: *mut c_void) -> Option<Posted> {
         let index = self.index(context);
         let context = self.all.get_mut(index)?;
         let posted = context.posted()?;
-        context.release(index, &mut self.free);
+        context.free(index, &mut self.first_free);
         Some(posted)
     }
 
-    /// Keeps a context that has just ended from being taken until then: what is handed back with it
-    /// meanwhile is nobody's.
+    /// Keeps a context that was just freed out of use until `until`. If the provider returns it before, that completion
+    /// belongs to nothing.
     pub(crate) fn retire(&mut self, context: *mut c_void, until: Time) {
         let index = self.index(context);
-        if index == self.free as usize && index < self.all.len() {
-            self.free = self.all[index].next;
+        if index == self.first_free as usize && index < self.all.len() {
+            self.first_free = self.all[index].next;
             self.retired.push_back((index as u32, until));
         }
     }
 
-    /// What was retired until now may be taken again.
-    pub(crate) fn readmit(&mut self, now: Time) {
+    /// Frees the contexts that were retired until `now` or earlier.
+    pub(crate) fn free_retired(&mut self, now: Time) {
         while let Some((index, _)) = self.retired.pop_front_if(|(_, until)| *until <= now) {
-            self.all[index as usize].release(index as usize, &mut self.free);
+            self.all[index as usize].free(index as usize, &mut self.first_free);
         }
     }
 
-    /// The context of a posted receive, which is to be taken back.
-    pub(crate) fn recall(&mut self, id: u64) -> Option<*mut c_void> {
-        let is_it = |context: &&mut Context| matches!(context.peer, RECEIVE | RECALLED) && context.id == id;
-        let context = self.all.iter_mut().find(is_it)?;
-        context.peer = RECALLED;
-        Some(context.notes.get().cast())
+    /// Marks a posted receive as cancelled. Returns its context.
+    pub(crate) fn cancel_receive(&mut self, id: u64) -> Option<*mut c_void> {
+        let is_receive =
+            |context: &&mut Context| matches!(context.peer, RECEIVE | CANCELLED_RECEIVE) && context.id == id;
+        let context = self.all.iter_mut().find(is_receive)?;
+        context.peer = CANCELLED_RECEIVE;
+        Some(context.provider_area.get().cast())
     }
 
-    /// Ends all that is posted.
+    /// Frees all contexts. Returns what was posted.
     pub(crate) fn end_all(&mut self) -> Vec<Posted> {
         let mut ended = Vec::new();
         for (index, context) in self.all.iter_mut().enumerate() {
             if let Some(posted) = context.posted() {
-                context.release(index, &mut self.free);
+                context.free(index, &mut self.first_free);
                 ended.push(posted);
             }
         }
         (self.requests, self.receives) = (0, 0);
         ended
+    }
+}
+
+/// Takes contexts for requests to one peer. When the reservation is dropped, the contexts that were not committed are
+/// free again.
+///
+/// No context is freed meanwhile. So the taken contexts are still linked, each to the next one.
+pub(crate) struct ContextReservation<'a> {
+    contexts: &'a mut Contexts,
+    /// The id of the next request.
+    next_id: u64,
+    peer: u32,
+    /// The index of the first context that is not committed.
+    uncommitted: u32,
+    /// The index of the next context to take.
+    next: u32,
+}
+
+impl ContextReservation<'_> {
+    /// Takes the next context; `None` if no context is free.
+    #[inline]
+    pub(crate) fn take(&mut self) -> Option<*mut c_void> {
+        let context = self.contexts.all.get_mut(self.next as usize)?;
+        (context.id, context.peer) = (self.next_id, self.peer);
+        self.next = context.next;
+        self.next_id += 1;
+        Some(context.provider_area.get().cast())
+    }
+
+    /// Commits the contexts that were taken so far: their requests are posted.
+    #[inline]
+    pub(crate) fn commit(&mut self) {
+        self.uncommitted = self.next;
+    }
+}
+
+impl Drop for ContextReservation<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        let mut index = self.uncommitted;
+        self.contexts.first_free = index;
+        while index != self.next {
+            let context = &mut self.contexts.all[index as usize];
+            (context.peer, index) = (FREE, context.next);
+        }
     }
 }
 

@@ -1,12 +1,13 @@
-//! Failures of requests over a connection that has just ended. They are reported once the provider connects anew.
+//! Failures of requests whose connection has just ended. The endpoint reports them late, once the provider has had time
+//! to connect again.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use multirail_spi::{Event, PeerSlot, Time};
 
-/// How long a failure is kept. `tcp` of 1.17 connects anew after 5 to 20 ms, later on a busy machine, and a request posted
-/// before that fails as well.
+/// How long a failure is kept. `tcp` of 1.17 connects again after 5 to 20 ms, later on a busy machine. A request that
+/// is posted earlier fails as well.
 const DEFERRAL: Duration = Duration::from_millis(250);
 
 #[derive(Debug)]
@@ -16,19 +17,20 @@ struct Deferred {
     event: Event,
 }
 
-/// The kept failures, by age. A caller that learns of a failure may post the next request at once, so it learns it late.
+/// The kept failures, oldest first. The engine may post the next request as soon as it knows of a failure, so it learns
+/// of the failure late.
 #[derive(Debug, Default)]
 pub(crate) struct DeferredFailures(VecDeque<Deferred>);
 
 impl DeferredFailures {
-    /// Keeps `event`, a failure at `now` of a request to `peer`.
-    pub(crate) fn hold(&mut self, now: Time, peer: PeerSlot, event: Event) {
+    /// Keeps `event`: a request to `peer` failed at `now`.
+    pub(crate) fn push(&mut self, now: Time, peer: PeerSlot, event: Event) {
         self.0.push_back(Deferred { until: now.after(DEFERRAL), peer, event });
     }
 
     /// Reports the failures that were kept long enough, and those of peers that have left.
     #[inline]
-    pub(crate) fn tell(
+    pub(crate) fn report_due(
         &mut self,
         now: impl FnOnce() -> Time,
         has_left: impl Fn(PeerSlot) -> bool,
@@ -38,10 +40,10 @@ impl DeferredFailures {
             return;
         }
         let now = now();
-        self.0.retain(|held| {
-            let stays = held.until > now && !has_left(held.peer);
+        self.0.retain(|deferred| {
+            let stays = deferred.until > now && !has_left(deferred.peer);
             if !stays {
-                into.push_back(held.event);
+                into.push_back(deferred.event);
             }
             stays
         });
@@ -49,7 +51,7 @@ impl DeferredFailures {
 
     /// When the oldest failure is due.
     pub(crate) fn due(&self) -> Time {
-        self.0.front().map_or(Time::NEVER, |held| held.until)
+        self.0.front().map_or(Time::NEVER, |deferred| deferred.until)
     }
 }
 
@@ -58,20 +60,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn is_told_in_time_or_when_the_peer_has_left() {
-        let (mut deferred, mut told, begun) = (DeferredFailures::default(), VecDeque::new(), Time::ZERO);
+    fn a_failure_is_reported_when_due_or_when_the_peer_has_left() {
+        let (mut deferred, mut reported, start) = (DeferredFailures::default(), VecDeque::new(), Time::ZERO);
         assert_eq!(deferred.due(), Time::NEVER);
-        let moved = [Event::PeerGone { peer: PeerSlot(1) }, Event::PeerGone { peer: PeerSlot(2) }];
-        deferred.hold(begun, PeerSlot(1), moved[0]);
-        deferred.hold(begun, PeerSlot(2), moved[1]);
-        deferred.tell(|| begun, |_| false, &mut told);
-        assert!(told.is_empty());
-        deferred.tell(|| begun, |peer| peer == PeerSlot(2), &mut told);
+        let events = [Event::PeerGone { peer: PeerSlot(1) }, Event::PeerGone { peer: PeerSlot(2) }];
+        deferred.push(start, PeerSlot(1), events[0]);
+        deferred.push(start, PeerSlot(2), events[1]);
+        deferred.report_due(|| start, |_| false, &mut reported);
+        assert!(reported.is_empty());
+        deferred.report_due(|| start, |peer| peer == PeerSlot(2), &mut reported);
         assert_eq!(
-            (told.drain(..).collect::<Vec<_>>(), deferred.due()),
-            (vec![moved[1]], begun.after(DEFERRAL))
+            (reported.drain(..).collect::<Vec<_>>(), deferred.due()),
+            (vec![events[1]], start.after(DEFERRAL))
         );
-        deferred.tell(|| begun.after(DEFERRAL), |_| false, &mut told);
-        assert_eq!((told.drain(..).collect::<Vec<_>>(), deferred.due()), (vec![moved[0]], Time::NEVER));
+        deferred.report_due(|| start.after(DEFERRAL), |_| false, &mut reported);
+        assert_eq!((reported.drain(..).collect::<Vec<_>>(), deferred.due()), (vec![events[0]], Time::NEVER));
     }
 }

@@ -1,4 +1,4 @@
-//! The endpoint: posts, polls, and says goodbye to peers.
+//! The endpoint: posts and polls, and reports peers that have left.
 
 use std::collections::{HashSet, VecDeque};
 use std::ffi::c_void;
@@ -11,127 +11,132 @@ use multirail_spi::{
     PostResult, ReceiveRequest, Status, Time, WorkRequest,
 };
 
-use crate::card;
-use crate::completion_queue::{AT_ONCE, Arrival, Entries};
+use crate::completion_queue::{Arrival, Entries, MAX_READ};
 use crate::context::{Contexts, Posted};
 use crate::deferred_failures::DeferredFailures;
-use crate::domain::Shared;
+use crate::domain::DomainState;
 use crate::endpoint_replacement::{RetiringEndpoint, grace};
-use crate::error_text::{self, ErrorText};
-use crate::fabric_endpoint::{EndpointGuard, FabricEndpoint};
-use crate::own_receives::OwnReceives;
-use crate::peers::{Remote, View};
-use crate::queues::Queues;
+use crate::fabric_endpoint::{EndpointGuard, FabricEndpoint, Queues};
+use crate::internal_receives::InternalReceives;
+use crate::peers::{Destination, SlotView};
 use crate::reaper;
-use crate::status::{kind, status};
-use crate::submit::{Local, submit};
+use crate::status::{ErrorText, card_error, kind, provider_text, status};
+use crate::submit::{PostConfig, submit};
 use crate::tag::PeerTag;
 
-/// The answer to a request to a peer that has left.
-const NOBODY: isize = -(sys::FI_ENOTCONN as isize);
+/// The code for a post to a peer that has left.
+const PEER_CLOSED: isize = -(sys::FI_ENOTCONN as isize);
 
-/// libfabric's answer if a queue is full.
-pub(crate) const FULL: isize = -(sys::FI_EAGAIN as isize);
-/// The answer to a post to a lost device.
-pub(crate) const NO_DEVICE: isize = -(sys::FI_ENODEV as isize);
+/// libfabric's code for a post to a full queue.
+pub(crate) const QUEUE_FULL: isize = -(sys::FI_EAGAIN as isize);
+/// The code for a post to a lost device.
+pub(crate) const DEVICE_LOST: isize = -(sys::FI_ENODEV as isize);
 
-/// The attempts in a row to post a request to a full queue.
-const TRIES: usize = 16;
-/// Polls between two looks at the event queue, which stays empty as long as the device works.
-const TURNS_PER_LOOK: u32 = 256;
+/// How often in a row the endpoint tries to post a request to a full queue.
+const POST_ATTEMPTS: usize = 16;
+/// The number of polls between two checks of the event queue. The event queue stays empty as long as the device works.
+const POLLS_PER_EVENT_CHECK: u32 = 256;
 
+/// The backend's endpoint. It posts to one libfabric endpoint, or to two while it replaces one by the next.
 pub(crate) struct EfaEndpoint {
-    /// Taken out while it is worked with, which a box makes cheap. None once the device is lost.
+    /// The current libfabric endpoint; `None` once the device is lost. Methods take it out while they use it, which the
+    /// box makes cheap.
     pub(crate) endpoint: Option<Box<FabricEndpoint>>,
-    /// The endpoint before, until no peer needs it.
+    /// The previous libfabric endpoint, until no peer needs it any more.
     pub(crate) retiring: Option<Box<RetiringEndpoint>>,
-    pub(crate) shared: Arc<Shared>,
-    pub(crate) local: Local,
-    pub(crate) slots: Vec<View>,
+    pub(crate) domain: Arc<DomainState>,
+    pub(crate) post_config: PostConfig,
+    /// The state of the domain's peer slots at the last [`EfaEndpoint::refresh_slots`].
+    pub(crate) slots: Vec<SlotView>,
     /// The peer tag of each slot.
     pub(crate) peer_tags: Vec<PeerTag>,
-    seen: u64,
-    /// The control side has changed a slot since the last poll: the engine may hold requests for the new address.
-    is_changed: bool,
-    /// Slots that wait for their `PeerGone`.
+    /// The domain's count of changes at that time.
+    seen_changes: u64,
+    /// Whether a slot has changed since the last poll. The engine may have requests that it could not post before.
+    slots_changed: bool,
+    /// Disconnected slots whose last request has not ended.
     pub(crate) leaving: Vec<PeerSlot>,
-    /// Slots whose `PeerGone` is reported. They are free once the engine polls again.
-    pub(crate) closed: ClosedSlots,
-    /// The number of requests posted to each slot.
+    /// Slots whose `PeerGone` is reported or queued. A slot is free once the engine has acted on that event.
+    pub(crate) closed_slots: ClosedSlots,
+    /// The number of posted requests for each slot.
     pub(crate) outstanding: Vec<u32>,
     pub(crate) send_depth: usize,
     pub(crate) recv_depth: usize,
-    /// Aborted slots with requests posted, and until when these may end by themselves.
+    /// Aborted slots with posted requests, and how long these requests may still end by themselves.
     pub(crate) aborted: Vec<(PeerSlot, Time)>,
-    /// Slots with requests that failed where the provider emulates writes. It then reports each
-    /// packet of a request as an error, which is why contexts retire, and takes the request off its
-    /// list as often, which may bring another back there (`rxr_cq_write_tx_error`; 1.17): with the
-    /// address gone, its progress follows a null pointer.
+    /// Slots whose requests have failed while the provider emulates writes (`rxr_cq_write_tx_error`; 1.17). The
+    /// provider keeps the addresses of these slots.
+    ///
+    /// 1.17 reports one error for each packet of such a request; this is why contexts are retired. It also removes the
+    /// request from its list once for each packet. This can put another request back on the list. If the address of
+    /// that request's peer were removed, the provider's progress would follow a null pointer.
     pub(crate) pinned_addresses: HashSet<PeerSlot>,
-    /// Failures that the endpoint reports a little later.
+    /// Failures that the endpoint reports later.
     pub(crate) deferred: DeferredFailures,
-    /// Polls until the next look at libfabric's event queue.
-    pub(crate) until_look: u32,
-    pub(crate) words: ErrorText,
-    /// Where completions are read into; taken out meanwhile.
+    /// The number of polls until the next check of the event queue.
+    pub(crate) polls_until_event_check: u32,
+    /// The provider's text for the latest error.
+    pub(crate) last_error: ErrorText,
+    /// The buffer into which completions are read. Taken out while it is in use.
     pub(crate) entries: Option<Box<Entries>>,
-    /// The device is lost. The next poll reports that.
+    /// Whether the device is lost. The next poll reports that.
     pub(crate) is_lost: bool,
-    /// Events that the last poll had no room for.
-    pub(crate) waiting: VecDeque<Event>,
-    /// The receives of the backend itself, where imms take receives.
-    pub(crate) own: Option<OwnReceives>,
-    /// Arrivals from no peer of the slots as they were last read.
-    pub(crate) doubtful: Vec<Arrival>,
+    /// Events to be reported.
+    pub(crate) events: VecDeque<Event>,
+    /// The backend's internal receives, if imms consume receives.
+    pub(crate) internal_receives: Option<InternalReceives>,
+    /// Arrivals whose sender is no connected peer of `slots`. Newer slots may have it.
+    pub(crate) unmatched: Vec<Arrival>,
 }
 
 impl EfaEndpoint {
     pub(crate) fn new(
         endpoint: FabricEndpoint,
-        shared: Arc<Shared>,
+        domain: Arc<DomainState>,
         config: EndpointConfig,
-        own: Option<OwnReceives>,
+        internal_receives: Option<InternalReceives>,
     ) -> Self {
-        let (send, recv) = (shared.capabilities.send_depth, shared.capabilities.recv_depth);
-        // Peers may know an earlier endpoint of the domain.
-        let moved = (endpoint.number > 0).then_some(Event::EndpointChanged);
+        let (send, recv) = (domain.capabilities.send_depth, domain.capabilities.recv_depth);
+        // Peers may know an earlier endpoint of this domain.
+        let changed = (endpoint.number > 0).then_some(Event::EndpointChanged);
         Self {
-            local: Local::new(&endpoint.queues, shared.place()),
+            post_config: PostConfig::new(&endpoint.queues, domain.empty_source()),
             endpoint: Some(Box::new(endpoint)),
             retiring: None,
-            shared,
+            domain,
             slots: Vec::new(),
             peer_tags: Vec::new(),
-            seen: u64::MAX,
-            is_changed: false,
+            seen_changes: u64::MAX,
+            slots_changed: false,
             leaving: Vec::new(),
-            closed: ClosedSlots::default(),
+            closed_slots: ClosedSlots::default(),
             outstanding: Vec::new(),
             send_depth: config.send_depth.unwrap_or(send).min(send) as usize,
             recv_depth: recv as usize,
             aborted: Vec::new(),
             pinned_addresses: HashSet::new(),
             deferred: DeferredFailures::default(),
-            until_look: 0,
-            words: ErrorText::default(),
+            polls_until_event_check: 0,
+            last_error: ErrorText::default(),
             is_lost: false,
             entries: Some(Box::new(Entries::new())),
-            waiting: moved.into_iter().collect(),
-            own,
-            doubtful: Vec::new(),
+            events: changed.into_iter().collect(),
+            internal_receives,
+            unmatched: Vec::new(),
         }
     }
 
-    pub(crate) fn refresh(&mut self) {
-        if self.shared.peers.refresh(&mut self.seen, &mut self.slots, &mut self.peer_tags) {
-            self.is_changed = true;
+    /// Reads the domain's peer slots, if they have changed.
+    pub(crate) fn refresh_slots(&mut self) {
+        if self.domain.peers.refresh(&mut self.seen_changes, &mut self.slots, &mut self.peer_tags) {
+            self.slots_changed = true;
             self.outstanding.resize(self.slots.len(), 0);
-            let leaving = (0_u32..).zip(&self.slots).filter(|(_, slot)| **slot == View::Leaving);
+            let leaving = (0_u32..).zip(&self.slots).filter(|(_, slot)| **slot == SlotView::Leaving);
             self.leaving = leaving.map(|(index, _)| PeerSlot(index)).collect();
         }
     }
 
-    /// Ends the request or receive of a context.
+    /// Frees the context of a request or receive that has ended, and counts it as ended. Returns what was posted.
     pub(crate) fn end(&mut self, posted: &mut Contexts, context: *mut std::ffi::c_void) -> Option<Posted> {
         let ended = posted.end(context)?;
         match ended {
@@ -144,17 +149,17 @@ impl EfaEndpoint {
         Some(ended)
     }
 
-    /// Reads the completions of one of the two libfabric endpoints.
+    /// Polls one of the two libfabric endpoints.
     #[inline(always)]
-    pub(crate) fn visit(&mut self, endpoint: &mut FabricEndpoint, into: &mut Completions) {
-        self.drain(&mut endpoint.guard(), into.spare());
+    pub(crate) fn poll_endpoint(&mut self, endpoint: &mut FabricEndpoint, into: &mut Completions) {
+        self.read_completions(&mut endpoint.guard(), into.spare());
         if endpoint.made_progress() {
             into.note_progress();
         }
     }
 
-    /// Posts a run to a peer that knows this libfabric endpoint. Returns the number of requests taken, and libfabric's
-    /// answer to the next.
+    /// Posts a run to a peer that knows this libfabric endpoint. Returns the number of posted requests, and libfabric's
+    /// code for the next one.
     ///
     /// # Safety
     /// As `Endpoint::post`.
@@ -163,50 +168,50 @@ impl EfaEndpoint {
         guard: &mut EndpointGuard<'_>,
         run: &WorkRequest,
         pieces: &[Piece],
-        remote: &Remote,
+        destination: &Destination,
     ) -> (usize, isize) {
         let (mut taken, mut tries) = (0, 0);
         loop {
             let EndpointGuard { queues, posted, .. } = guard;
-            let room = (self.send_depth - posted.requests).min(posted.spare()).min(pieces.len() - taken);
+            let room = (self.send_depth - posted.requests).min(posted.free_count()).min(pieces.len() - taken);
             let next = (taken, &pieces[taken..taken + room]);
             // SAFETY: by the caller; contexts stay where they are until the completion.
-            let (more, code) = unsafe { submit(queues, posted, run, next, remote, &self.local) };
+            let (more, code) = unsafe { submit(queues, posted, run, next, destination, &self.post_config) };
             self.outstanding[run.peer.0 as usize] += more as u32;
             posted.requests += more;
             taken += more;
             tries = if more > 0 { 0 } else { tries + 1 };
             match code {
                 0 if taken == pieces.len() => return (taken, 0),
-                0 => return (taken, FULL),
-                // A full queue may have room again sooner than the engine comes back.
-                code if code == FULL && tries < TRIES => self.drain(guard, AT_ONCE),
-                code => return (taken, self.refusal(guard.queues, code)),
+                0 => return (taken, QUEUE_FULL),
+                // A full queue may have room again before the engine posts the next time.
+                code if code == QUEUE_FULL && tries < POST_ATTEMPTS => self.read_completions(guard, MAX_READ),
+                code => return (taken, self.post_error(guard.queues, code)),
             }
         }
     }
 
-    /// The meaning of a refused post. Notes a lost device.
-    fn refusal(&mut self, queues: &Queues, code: isize) -> isize {
-        let code = queues.device.refusal(code);
-        self.is_lost |= code == NO_DEVICE;
+    /// Maps the code of a refused post. Notes if the device is lost.
+    fn post_error(&mut self, queues: &Queues, code: isize) -> isize {
+        let code = queues.device.post_error(code);
+        self.is_lost |= code == DEVICE_LOST;
         code
     }
 
-    /// Posts the idle receives of the backend itself, and hands on the messages that came into others.
+    /// Delivers the messages that have arrived in internal receives, and posts these receives again.
     #[cold]
-    pub(crate) fn post_own(&mut self) {
-        let Some(mut own) = self.own.take() else { return };
-        own.tell(&mut self.waiting);
-        if !own.idle.is_empty()
+    pub(crate) fn post_internal_receives(&mut self) {
+        let Some(mut internal_receives) = self.internal_receives.take() else { return };
+        internal_receives.deliver(&mut self.events);
+        if !internal_receives.unposted.is_empty()
             && let Some(mut endpoint) = self.endpoint.take()
         {
             // SAFETY: the memory is registered, and kept until the endpoint is closed.
-            let posted = unsafe { self.post_receives(&mut endpoint.guard(), &own.idle) };
-            own.idle.drain(..posted.accepted);
+            let posted = unsafe { self.post_receives(&mut endpoint.guard(), &internal_receives.unposted) };
+            internal_receives.unposted.drain(..posted.accepted);
             self.endpoint = Some(endpoint);
         }
-        self.own = Some(own);
+        self.internal_receives = Some(internal_receives);
     }
 
     /// Posts receives to one of the two libfabric endpoints.
@@ -219,13 +224,16 @@ impl EfaEndpoint {
         batch: &[ReceiveRequest],
     ) -> PostResult {
         let EndpointGuard { queues, posted, .. } = guard;
-        // The length of a card's receive has 16 bits (`efa_io_rx_desc` of rdma-core). Packets are shorter than that.
+        // The length of a card's receive has 16 bits (`efa_io_rx_desc` of rdma-core). No packet is longer, so a longer
+        // receive is posted with this length.
         let longest = if queues.device.info.is_direct() { u64::from(u16::MAX) } else { u64::MAX };
         for (accepted, receive) in batch.iter().enumerate() {
             if posted.receives == self.recv_depth {
-                return refused(accepted, FULL);
+                return refused_post(accepted, QUEUE_FULL);
             }
-            let Some(context) = posted.take_receive(receive) else { return refused(accepted, FULL) };
+            let Some(context) = posted.take_for_receive(receive) else {
+                return refused_post(accepted, QUEUE_FULL);
+            };
             let iovec =
                 sys::iovec { iov_base: receive.local.cast(), iov_len: receive.len.min(longest) as usize };
             let mut desc = receive.lkey as *mut c_void;
@@ -242,69 +250,70 @@ impl EfaEndpoint {
             let code = unsafe { sys::fi_recvmsg(queues.ep.as_ptr(), &raw const msg, flags) };
             if code != 0 {
                 posted.end(context);
-                if code != FULL && queues.device.info.has_states() {
-                    // A message that had come before takes the receive, and libfabric reports its error once more (2.1,
-                    // `efa_rdm_srx_start`).
+                if code != QUEUE_FULL && queues.device.info.keeps_peer_state() {
+                    // The receive was matched to a message that had arrived before. libfabric will report the same
+                    // error once more by a completion (2.1, `efa_rdm_srx_start`).
                     self.retire(posted, context);
                 }
-                return refused(accepted, self.refusal(queues, code));
+                return refused_post(accepted, self.post_error(queues, code));
             }
             posted.receives += 1;
         }
         PostResult { accepted: batch.len(), error: None }
     }
 
-    /// Reports the peers that have left and have no request posted any more.
+    /// Reports the disconnected peers whose last request has ended.
     #[cold]
     pub(crate) fn report_closed_peers(&mut self) {
         let is_over = |peer: &mut PeerSlot| self.outstanding[peer.0 as usize] == 0;
         for peer in self.leaving.extract_if(.., is_over) {
-            self.waiting.push_back(Event::PeerGone { peer });
-            self.shared.peers.end(peer, self.pinned_addresses.remove(&peer));
-            if let Some(own) = &mut self.own {
-                own.forget(peer);
+            self.events.push_back(Event::PeerGone { peer });
+            self.domain.peers.end(peer, self.pinned_addresses.remove(&peer));
+            if let Some(internal_receives) = &mut self.internal_receives {
+                internal_receives.drop_messages_of(peer);
             }
-            self.closed.push(peer);
+            self.closed_slots.push(peer);
         }
     }
 
-    /// Frees the slots whose `PeerGone` the engine has acted on, as it polls again.
+    /// Frees the slots on whose `PeerGone` the engine has acted: those whose event an earlier poll has taken.
     #[cold]
     pub(crate) fn free_slots(&mut self) {
-        self.closed.take_heard(&self.waiting).for_each(|peer| self.shared.peers.free(peer));
+        self.closed_slots.take_free(&self.events).for_each(|peer| self.domain.peers.free(peer));
     }
 
-    /// Looks now and then whether libfabric reports a broken device, and gives the device up then.
-    pub(crate) fn look_at_events(&mut self) {
+    /// Checks the event queue once in [`POLLS_PER_EVENT_CHECK`] polls. Gives the device up if libfabric reports that it
+    /// is broken.
+    pub(crate) fn check_event_queue(&mut self) {
         let Some(endpoint) =
-            self.endpoint.as_deref_mut().filter(|endpoint| endpoint.queues.device.info.card().is_some())
+            self.endpoint.as_deref_mut().filter(|endpoint| endpoint.queues.device.info.is_card())
         else {
             return;
         };
         let queues = &endpoint.queues;
-        if self.until_look == 0 {
-            self.until_look = TURNS_PER_LOOK;
-            endpoint.posted.readmit(self.shared.setup.clock.now());
-            if let Some(status) = queues.device.failure() {
-                // The failure of a packet of the provider itself. A packet to a peer that is gone fails as well; any
-                // other failure may have lost one of our requests.
-                let code = card::error(status, sys::FI_ENODEV as i32);
-                let words = error_text::provider(queues, status, null_mut());
-                tracing::warn!(status, words, "libfabric reports a failure of its own");
+        if self.polls_until_event_check == 0 {
+            self.polls_until_event_check = POLLS_PER_EVENT_CHECK;
+            endpoint.posted.free_retired(self.domain.setup.clock.now());
+            if let Some(status) = queues.device.next_event_error() {
+                // A packet of the provider's own protocol has failed. This is harmless if the packet's peer is gone.
+                // Any other failure may mean that a request of ours is lost.
+                let code = card_error(status, sys::FI_ENODEV as i32);
+                let text = provider_text(queues, status, null_mut());
+                tracing::warn!(status, text, "libfabric reports a failure of its own protocol");
                 self.is_lost |= kind(code) != ErrorKind::PeerDied;
-                self.words = ErrorText::of(sys::FI_ENODEV as i32, words);
+                self.last_error = ErrorText::new(sys::FI_ENODEV as i32, text);
             }
         }
-        self.until_look -= 1;
+        self.polls_until_event_check -= 1;
         if self.is_lost {
-            self.lose(sys::FI_ENODEV as i32);
+            self.give_up_device(sys::FI_ENODEV as i32);
         }
     }
 
-    /// Takes the open libfabric endpoints: peers are not reached over them any more.
+    /// Takes the open libfabric endpoints out. Nothing is posted to them any more.
     fn take_endpoints(&mut self) -> impl Iterator<Item = Box<FabricEndpoint>> + use<> {
         let endpoints = [self.retiring.take().map(|retiring| retiring.endpoint), self.endpoint.take()];
-        endpoints.iter().flatten().for_each(|endpoint| self.shared.peers.close_endpoint(endpoint.number));
+        endpoints.iter().flatten().for_each(|endpoint| self.domain.peers.close_endpoint(endpoint.number));
         endpoints.into_iter().flatten()
     }
 
@@ -312,36 +321,40 @@ impl EfaEndpoint {
     pub(crate) fn close(&mut self) {
         for endpoint in self.take_endpoints() {
             // If libfabric does not close an endpoint, a reaper thread keeps all memory that it may touch.
-            let _ = reaper::close(&self.shared, endpoint, self.is_lost);
+            let _ = reaper::close(&self.domain, endpoint, self.is_lost);
         }
     }
 
-    /// Gives up the lost device, with the error `code`.
-    pub(crate) fn lose(&mut self, code: i32) {
+    /// Gives up the device, which is lost with the error `code`.
+    pub(crate) fn give_up_device(&mut self, code: i32) {
         self.aborted.clear();
         self.is_lost = true;
         let lost = Status { kind: ErrorKind::DeviceLost, code };
         for mut endpoint in self.take_endpoints() {
             let ended = endpoint.posted.end_all();
-            // Before the loss is reported, the endpoint is closed, or a reaper keeps all memory that it may touch.
-            let _ = reaper::close(&self.shared, endpoint, true);
-            ended.into_iter().for_each(|ended| self.fail(ended, lost));
+            // Closes the endpoint before the loss is reported. If libfabric does not close it, a reaper keeps all
+            // memory that it may touch.
+            let _ = reaper::close(&self.domain, endpoint, true);
+            ended.into_iter().for_each(|ended| self.report_failure(ended, lost));
         }
-        let wanted = self.own.iter_mut().flat_map(OwnReceives::recall_all);
-        self.waiting.extend(wanted.map(|receive| Event::ReceiveFailed { id: receive.id, status: lost }));
-        self.waiting.push_back(Event::DeviceLost { status: lost });
+        let user_receives = self.internal_receives.iter_mut().flat_map(InternalReceives::take_user_receives);
+        self.events
+            .extend(user_receives.map(|receive| Event::ReceiveFailed { id: receive.id, status: lost }));
+        self.events.push_back(Event::DeviceLost { status: lost });
     }
 
-    /// Reports that a posted request or receive has failed by `status`.
-    pub(crate) fn fail(&mut self, ended: Posted, status: Status) {
-        self.waiting.push_back(match ended {
+    /// Reports that a posted request or receive has failed with `status`. An internal receive is posted again instead.
+    pub(crate) fn report_failure(&mut self, ended: Posted, status: Status) {
+        self.events.push_back(match ended {
             Posted::Request { id, peer } => {
                 self.outstanding[peer.0 as usize] -= 1;
                 Event::Failed { id, status }
             }
             Posted::Receive { receive, .. } => {
-                if let Some(own) = self.own.as_mut().filter(|own| own.has(&receive)) {
-                    return own.idle.push(receive);
+                if let Some(internal_receives) =
+                    self.internal_receives.as_mut().filter(|internal| internal.contains(&receive))
+                {
+                    return internal_receives.unposted.push(receive);
                 }
                 Event::ReceiveFailed { id: receive.id, status }
             }
@@ -351,8 +364,8 @@ impl EfaEndpoint {
 
 impl Endpoint for EfaEndpoint {
     unsafe fn post(&mut self, batch: &Batch) -> PostResult {
-        self.refresh();
-        let Some(mut endpoint) = self.endpoint.take() else { return lost() };
+        self.refresh_slots();
+        let Some(mut endpoint) = self.endpoint.take() else { return lost_device() };
         let number = endpoint.number;
         let mut guard = endpoint.guard();
         let (mut accepted, mut code) = (0, 0);
@@ -360,13 +373,13 @@ impl Endpoint for EfaEndpoint {
             let taken;
             (taken, code) = match self.slots.get(run.peer.0 as usize).copied() {
                 // SAFETY: by the caller.
-                Some(View::Up(remote)) if remote.endpoint == number => unsafe {
-                    self.post_run(&mut guard, run, pieces, &remote)
+                Some(SlotView::Up(destination)) if destination.endpoint == number => unsafe {
+                    self.post_run(&mut guard, run, pieces, &destination)
                 },
                 // SAFETY: by the caller.
-                Some(View::Up(remote)) => unsafe { self.post_retiring(run, pieces, &remote) },
-                Some(View::Waiting) => (0, FULL),
-                _ => (0, NOBODY),
+                Some(SlotView::Up(destination)) => unsafe { self.post_retiring(run, pieces, &destination) },
+                Some(SlotView::Waiting) => (0, QUEUE_FULL),
+                _ => (0, PEER_CLOSED),
             };
             accepted += taken;
             if code != 0 {
@@ -377,18 +390,18 @@ impl Endpoint for EfaEndpoint {
         self.endpoint = Some(endpoint);
         match code {
             0 => PostResult { accepted, error: None },
-            code => refused(accepted, code),
+            code => refused_post(accepted, code),
         }
     }
 
     unsafe fn post_recv(&mut self, batch: &[ReceiveRequest]) -> PostResult {
-        if let (Some(own), true) = (&mut self.own, self.endpoint.is_some()) {
+        if let (Some(internal_receives), true) = (&mut self.internal_receives, self.endpoint.is_some()) {
             // SAFETY: by the caller.
-            let accepted = unsafe { own.want(batch, self.recv_depth) };
-            own.tell(&mut self.waiting);
+            let accepted = unsafe { internal_receives.add_user_receives(batch, self.recv_depth) };
+            internal_receives.deliver(&mut self.events);
             return PostResult { accepted, error: None };
         }
-        let Some(mut endpoint) = self.endpoint.take() else { return lost() };
+        let Some(mut endpoint) = self.endpoint.take() else { return lost_device() };
         // SAFETY: by the caller.
         let result = unsafe { self.post_receives(&mut endpoint.guard(), batch) };
         self.endpoint = Some(endpoint);
@@ -396,56 +409,61 @@ impl Endpoint for EfaEndpoint {
     }
 
     fn poll(&mut self, into: &mut Completions) {
-        if !self.closed.is_empty() {
+        if !self.closed_slots.is_empty() {
             self.free_slots();
         }
-        self.refresh();
-        self.is_changed = false;
+        self.refresh_slots();
+        self.slots_changed = false;
         if let Some(mut endpoint) = self.endpoint.take() {
-            self.visit(&mut endpoint, into);
+            self.poll_endpoint(&mut endpoint, into);
             self.endpoint = Some(endpoint);
         }
         if self.retiring.is_some() || !self.aborted.is_empty() {
-            self.proceed(into);
+            self.advance_replacement(into);
         }
-        if !self.doubtful.is_empty() {
-            self.settle();
+        if !self.unmatched.is_empty() {
+            self.retry_unmatched();
             into.note_progress();
         }
-        if self.own.is_some() {
-            self.post_own();
+        if self.internal_receives.is_some() {
+            self.post_internal_receives();
         }
-        let (shared, slots) = (&self.shared, &self.slots);
+        let (domain, slots) = (&self.domain, &self.slots);
         let has_left =
-            |peer: PeerSlot| !matches!(slots.get(peer.0 as usize), Some(View::Up(_) | View::Waiting));
-        self.deferred.tell(|| shared.setup.clock.now(), has_left, &mut self.waiting);
+            |peer: PeerSlot| !matches!(slots.get(peer.0 as usize), Some(SlotView::Up(_) | SlotView::Waiting));
+        self.deferred.report_due(|| domain.setup.clock.now(), has_left, &mut self.events);
         if !self.leaving.is_empty() {
             self.report_closed_peers();
         }
-        self.look_at_events();
+        self.check_event_queue();
         while into.spare() > 0
-            && let Some(event) = self.waiting.pop_front()
+            && let Some(event) = self.events.pop_front()
         {
             let _ = into.push(event);
         }
-        self.shared.device.fences.flush_if_arrivals(into);
+        self.domain.device.flushes.flush_if_arrivals(into);
     }
 
     fn arm(&mut self) -> Armed {
-        self.refresh();
+        self.refresh_slots();
         let is_over = |peer: &PeerSlot| self.outstanding[peer.0 as usize] == 0;
         let has_more =
-            !self.waiting.is_empty() || !self.doubtful.is_empty() || self.leaving.iter().any(is_over);
-        // Nothing wakes the caller when a peer has taken the new address. It then posts what it holds for that peer.
-        if has_more || self.is_changed || self.retiring.is_some() || self.slots.contains(&View::Waiting) {
+            !self.events.is_empty() || !self.unmatched.is_empty() || self.leaving.iter().any(is_over);
+        // No event wakes the engine when a peer confirms the new address. So the engine must try again to post to that
+        // peer.
+        if has_more
+            || self.slots_changed
+            || self.retiring.is_some()
+            || self.slots.contains(&SlotView::Waiting)
+        {
             return Armed::Ready;
         }
         let Some(FabricEndpoint { queues, .. }) = self.endpoint.as_deref() else { return Armed::Unsupported };
-        let Some(descriptor) = queues.descriptor else { return Armed::Unsupported };
+        let Some(wait_fd) = queues.wait_fd else { return Armed::Unsupported };
         let mut fid = queues.cq.fid();
         // SAFETY: both are open; the list has one entry.
         match unsafe { sys::fi_trywait(queues.device.fabric.as_ptr(), &raw mut fid, 1) } {
-            0 => Armed::Fd(descriptor),
+            0 => Armed::Fd(wait_fd),
             _ => Armed::Ready,
         }
     }
@@ -455,59 +473,59 @@ impl Endpoint for EfaEndpoint {
     }
 
     fn abort(&mut self, peer: PeerSlot) {
-        self.refresh();
+        self.refresh_slots();
         if self.outstanding.get(peer.0 as usize).is_some_and(|posted| *posted > 0) {
-            let until = self.shared.setup.clock.now().after(grace(&self.shared.device.info));
+            let until = self.domain.setup.clock.now().after(grace(&self.domain.device.info));
             self.aborted.push((peer, until));
         }
     }
 
     fn cancel_recv(&mut self, id: u64) -> bool {
-        if let Some(own) = &mut self.own {
-            if own.recall(id) {
+        if let Some(internal_receives) = &mut self.internal_receives {
+            if internal_receives.cancel(id) {
                 let status = Status { kind: ErrorKind::Cancelled, code: sys::FI_ECANCELED as i32 };
-                self.waiting.push_back(Event::ReceiveFailed { id, status });
+                self.events.push_back(Event::ReceiveFailed { id, status });
             }
             return true;
         }
-        let mut is_taken_back = true;
-        self.doubtful.iter_mut().for_each(|arrival| arrival.recall(id));
+        let mut is_cancelled = true;
+        self.unmatched.iter_mut().for_each(|arrival| arrival.mark_cancelled(id));
         let retiring = self.retiring.iter_mut().map(|retiring| &mut retiring.endpoint);
         for endpoint in self.endpoint.iter_mut().chain(retiring) {
-            let Some(context) = endpoint.posted.recall(id) else { continue };
-            let _turn = endpoint.queues.addresses.guard();
+            let Some(context) = endpoint.posted.cancel_receive(id) else { continue };
+            let _guard = endpoint.queues.av.lock_for_endpoint();
             // SAFETY: the endpoint is open and the context posted.
             let code = unsafe { sys::fi_cancel(endpoint.queues.ep.as_ptr(), context) };
             if code != 0 {
-                // efa-direct never does.
+                // efa-direct never cancels a receive.
                 tracing::debug!(code, "libfabric does not cancel a receive");
-                is_taken_back = false;
+                is_cancelled = false;
             }
         }
-        is_taken_back
+        is_cancelled
     }
 
     fn describe(&self, status: Status) -> String {
-        self.words.describe(status, &self.shared.device)
+        self.last_error.describe(status, &self.domain.device)
     }
 }
 
 impl Drop for EfaEndpoint {
     fn drop(&mut self) {
-        // First of all: libfabric touches no memory after that.
+        // First, because libfabric may touch memory until its endpoints are closed.
         self.close();
-        // The engine does not see their `PeerGone` any more.
-        self.closed.take_all().for_each(|slot| self.shared.peers.free(slot));
-        self.shared.closed();
+        // The engine does not poll again, so it will not see the `PeerGone` of these slots.
+        self.closed_slots.take_all().for_each(|slot| self.domain.peers.free(slot));
+        self.domain.on_endpoint_closed();
     }
 }
 
-/// The result of a post of `accepted` requests, the next of which got `code`.
-pub(crate) fn refused(accepted: usize, code: isize) -> PostResult {
-    PostResult { accepted, error: (code != FULL).then(|| status(code as i32)) }
+/// The result of a post: `accepted` requests are posted, and libfabric refused the next one with `code`.
+pub(crate) fn refused_post(accepted: usize, code: isize) -> PostResult {
+    PostResult { accepted, error: (code != QUEUE_FULL).then(|| status(code as i32)) }
 }
 
 /// The result of a post to a lost device.
-pub(crate) fn lost() -> PostResult {
-    refused(0, NO_DEVICE)
+pub(crate) fn lost_device() -> PostResult {
+    refused_post(0, DEVICE_LOST)
 }

@@ -1,7 +1,7 @@
-//! Memory of GPUs, as libfabric is told of it (FI_HMEM of fi_getinfo(3), `iface` and FI_MR_DMABUF of fi_mr(3)).
+//! Registering GPU memory with libfabric (FI_HMEM of fi_getinfo(3), `iface` and FI_MR_DMABUF of fi_mr(3)).
 //!
-//! Only cards are asked for it. They are given a DMA-BUF where the GPU and libfabric have them, else the GPU's
-//! address, for which a module of the kernel has to tell cards of it.
+//! Only cards support it. The backend registers GPU memory by its DMA-BUF, if the GPU and libfabric support that.
+//! Otherwise it registers the GPU's address, for which a module of the kernel has to resolve GPU addresses.
 
 use std::ffi::c_int;
 use std::os::fd::AsRawFd;
@@ -9,64 +9,65 @@ use std::os::fd::AsRawFd;
 use libfabric_sys as sys;
 use multirail_spi::{DmaBuf, Error, ErrorKind, Memory, MemoryKind, Result};
 
-/// The first library whose provider moves GPU memory without its own calls of CUDA: those may deadlock with the
-/// user's streams (`FI_OPT_CUDA_API_PERMITTED`), and before it emulates writes, by copies.
-const SINCE: u32 = sys::version(1, 18);
-/// The first one that takes DMA-BUFs.
+/// The first version whose provider moves GPU memory without calls to CUDA, which may deadlock with the user's streams
+/// (`FI_OPT_CUDA_API_PERMITTED`). Earlier versions also emulate writes by copies.
+const GPU_MEMORY_SINCE: u32 = sys::version(1, 18);
+/// The first version that takes DMA-BUFs.
 const DMA_BUFS_SINCE: u32 = sys::version(1, 20);
 
-/// Whether a library of that version is worth asking.
-pub(crate) fn may_be(version: u32) -> bool {
-    version >= SINCE
+/// Whether libfabric of this version is asked for devices that register GPU memory.
+pub(crate) fn supports_gpu_memory(version: u32) -> bool {
+    version >= GPU_MEMORY_SINCE
 }
 
-/// Where the memory of a registration is.
-pub(crate) struct Place {
+/// The memory of a registration, as libfabric wants it described.
+pub(crate) struct MemoryLocation {
     iovec: sys::iovec,
-    /// The GPU, as CUDA counts.
+    /// The GPU's ordinal in CUDA; `None` for host memory.
     gpu: Option<u32>,
-    buffer: Option<(sys::fi_mr_dmabuf, DmaBuf)>,
+    dma_buf: Option<(sys::fi_mr_dmabuf, DmaBuf)>,
 }
 
-impl Place {
-    /// Of `memory`, for a library of that `version`, whose device offers GPU memory or not.
+impl MemoryLocation {
+    /// The location of `memory`, for libfabric of this `version`. `takes_gpu_memory` says whether the device registers
+    /// GPU memory.
     ///
     /// # Errors
-    /// `Unsupported` for memory that it does not take; those of `Memory::dma_buf`.
-    pub(crate) fn of(memory: &dyn Memory, version: u32, has_gpus: bool) -> Result<Self> {
+    /// `Unsupported` if the device cannot register this memory, and the errors of `Memory::dma_buf`.
+    pub(crate) fn new(memory: &dyn Memory, version: u32, takes_gpu_memory: bool) -> Result<Self> {
         let refused = |why: &str| Err(Error::new(ErrorKind::Unsupported, "register", why));
         let (start, len) = (memory.as_ptr(), memory.len());
         let iovec = sys::iovec { iov_base: start.cast(), iov_len: len };
         let gpu = match memory.kind() {
-            MemoryKind::Host => return Ok(Self { iovec, gpu: None, buffer: None }),
+            MemoryKind::Host => return Ok(Self { iovec, gpu: None, dma_buf: None }),
             MemoryKind::Cuda { device } => device,
-            _ => return refused("efa takes memory of the host and of NVIDIA's GPUs"),
+            _ => return refused("efa registers host memory and memory of NVIDIA GPUs only"),
         };
-        if !has_gpus {
+        if !takes_gpu_memory {
             return refused(
-                "this libfabric offers no GPU memory here (FI_HMEM), or cards that do not reach it (a warning says \
-                 so): take that of AWS's EFA installer, 1.18 or later, where it finds CUDA, with efa_nv_peermem or \
+                "this libfabric does not support GPU memory (FI_HMEM), or the cards cannot reach it (then a warning says \
+                 so). Use libfabric 1.18 or later of AWS's EFA installer, with CUDA installed, and with efa_nv_peermem or \
                  DMA-BUFs in the kernel; or register host memory",
             );
         }
-        let buffer = if version >= DMA_BUFS_SINCE { memory.dma_buf()? } else { None };
-        let buffer = buffer.map(|buffer| {
+        let dma_buf = if version >= DMA_BUFS_SINCE { memory.dma_buf()? } else { None };
+        let dma_buf = dma_buf.map(|buffer| {
             let base_addr = start.wrapping_sub(buffer.offset as usize).cast();
             let fd = buffer.file.as_raw_fd();
             (sys::fi_mr_dmabuf { fd, offset: buffer.offset, len, base_addr }, buffer)
         });
-        Ok(Self { iovec, gpu: Some(gpu), buffer })
+        Ok(Self { iovec, gpu: Some(gpu), dma_buf })
     }
 
-    /// Fills it in; what it points at lives as long as `self`. The flags that go with it.
-    pub(crate) fn tell(&self, attr: &mut sys::fi_mr_attr_1_20) -> u64 {
+    /// Fills in the attributes of a registration, which then point into `self`. Returns the flags to register with.
+    pub(crate) fn fill(&self, attr: &mut sys::fi_mr_attr_1_20) -> u64 {
         let known = &mut attr.known;
         (known.mr_iov, known.iov_count) = (&raw const self.iovec, 1);
         if let Some(gpu) = self.gpu {
             known.iface = sys::FI_HMEM_CUDA;
             known.device.cuda = gpu as c_int;
         }
-        match &self.buffer {
+        match &self.dma_buf {
             None => 0,
             Some((dmabuf, _)) => {
                 known.mr_iov = std::ptr::from_ref(dmabuf).cast();
@@ -75,10 +76,10 @@ impl Place {
         }
     }
 
-    /// In words, for errors.
-    pub(crate) fn words(&self) -> String {
+    /// What the registration is for, for error messages.
+    pub(crate) fn description(&self) -> String {
         let bytes = self.iovec.iov_len;
-        match (self.gpu, &self.buffer) {
+        match (self.gpu, &self.dma_buf) {
             (None, _) => format!("to register {bytes} bytes"),
             (Some(gpu), Some(_)) => format!("to register {bytes} bytes of GPU {gpu} by their DMA-BUF"),
             (Some(gpu), None) => format!("to register {bytes} bytes of GPU {gpu} by their address"),
@@ -90,11 +91,11 @@ impl Place {
 mod tests {
     use super::*;
 
-    /// Memory that says of itself what the test wants.
-    struct Said(MemoryKind, Option<u64>);
+    /// Memory with a kind and a DMA-BUF of the test's choice.
+    struct FakeMemory(MemoryKind, Option<u64>);
 
     // SAFETY: nobody follows the address.
-    unsafe impl Memory for Said {
+    unsafe impl Memory for FakeMemory {
         fn as_ptr(&self) -> *mut u8 {
             std::ptr::without_provenance_mut(0x7000_1400)
         }
@@ -113,43 +114,46 @@ mod tests {
         }
     }
 
-    fn told(place: &Place) -> (sys::fi_mr_attr_1_20, u64) {
+    fn filled(location: &MemoryLocation) -> (sys::fi_mr_attr_1_20, u64) {
         // SAFETY: plain numbers and null pointers.
         let mut attr = unsafe { std::mem::zeroed() };
-        let flags = place.tell(&mut attr);
+        let flags = location.fill(&mut attr);
         (attr, flags)
     }
 
     #[test]
-    fn the_hosts_is_an_address() {
-        let place = Place::of(&Said(MemoryKind::Host, None), sys::version(2, 1), false).unwrap();
-        let (attr, flags) = told(&place);
+    fn host_memory_is_registered_by_its_address() {
+        let location =
+            MemoryLocation::new(&FakeMemory(MemoryKind::Host, None), sys::version(2, 1), false).unwrap();
+        let (attr, flags) = filled(&location);
         assert_eq!((flags, attr.known.iface, attr.known.iov_count), (0, sys::FI_HMEM_SYSTEM, 1));
-        // SAFETY: the place lives.
+        // SAFETY: the location lives.
         let iovec = unsafe { *attr.known.mr_iov };
         assert_eq!((iovec.iov_base as usize, iovec.iov_len), (0x7000_1400, 0x800));
     }
 
     #[test]
-    fn a_gpus_is_a_dma_buf_where_there_is_one() {
-        let memory = Said(MemoryKind::Cuda { device: 3 }, Some(0x400));
-        let place = Place::of(&memory, sys::version(1, 20), true).unwrap();
-        let (attr, flags) = told(&place);
+    fn gpu_memory_is_registered_by_its_dma_buf_if_it_has_one() {
+        let memory = FakeMemory(MemoryKind::Cuda { device: 3 }, Some(0x400));
+        let location = MemoryLocation::new(&memory, sys::version(1, 20), true).unwrap();
+        let (attr, flags) = filled(&location);
         assert_eq!((flags, attr.known.iface), (sys::FI_MR_DMABUF, sys::FI_HMEM_CUDA));
-        // SAFETY: as the flag says; the place lives.
+        // SAFETY: as the flag says; the location lives.
         let (buffer, gpu) =
             unsafe { (*attr.known.mr_iov.cast::<sys::fi_mr_dmabuf>(), attr.known.device.cuda) };
         assert_eq!((buffer.offset, buffer.len, gpu), (0x400, 0x800, 3));
         assert_eq!(buffer.base_addr as usize, 0x7000_1000, "the first byte of the DMA-BUF");
         for (version, offset) in [(sys::version(1, 18), Some(0)), (sys::version(2, 1), None)] {
-            let place = Place::of(&Said(memory.0, offset), version, true).unwrap();
-            assert_eq!(told(&place).1, 0, "by its address");
+            let location = MemoryLocation::new(&FakeMemory(memory.0, offset), version, true).unwrap();
+            assert_eq!(filled(&location).1, 0, "by its address");
         }
     }
 
     #[test]
-    fn what_is_not_offered_is_refused() {
-        let of = |kind, has_gpus| Place::of(&Said(kind, None), sys::version(2, 1), has_gpus).err().unwrap();
+    fn unsupported_memory_is_refused() {
+        let of = |kind, takes_gpu_memory| {
+            MemoryLocation::new(&FakeMemory(kind, None), sys::version(2, 1), takes_gpu_memory).err().unwrap()
+        };
         let refused = of(MemoryKind::Cuda { device: 0 }, false);
         assert_eq!(refused.kind(), ErrorKind::Unsupported);
         assert!(refused.context().contains("FI_HMEM"), "{refused}");

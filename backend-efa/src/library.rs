@@ -1,4 +1,4 @@
-//! The one libfabric of this process, and what it offers.
+//! The libfabric of this process, and the devices that it offers.
 
 use std::ffi::{CStr, c_char};
 use std::ptr::{NonNull, null, null_mut};
@@ -12,30 +12,30 @@ use multirail_spi::{Error, ErrorKind, Result};
 use crate::hmem;
 use crate::settings;
 use crate::signals;
-use crate::status::refused;
+use crate::status::call_error;
 
-/// The environment variable that names another library than [`USUAL`].
-pub(crate) const VARIABLE: &str = "MULTIRAIL_LIBFABRIC";
-const USUAL: &str = "libfabric.so.1";
+/// The environment variable that names the library to open, instead of [`DEFAULT_LIBRARY`].
+pub(crate) const LIBRARY_VARIABLE: &str = "MULTIRAIL_LIBFABRIC";
+const DEFAULT_LIBRARY: &str = "libfabric.so.1";
 
-/// The fabric of cards that libfabric has from 2.0 on.
-const DIRECT: &str = "efa-direct";
+/// The fabric, from libfabric 2.0 on, that posts to cards without the protocols of EFA's provider.
+const EFA_DIRECT: &str = "efa-direct";
 
-/// The latest interface this backend was written to: a provider behaves as of the version
-/// that is asked for, and refuses one above the library's (fi_getinfo(3)).
-const AUDITED: u32 = sys::version(1, 20);
+/// The latest version of libfabric's API that this backend knows. A provider behaves as in the version that a program
+/// asks for. libfabric refuses a version above its own (fi_getinfo(3)).
+const API_VERSION: u32 = sys::version(1, 20);
 
-/// The library, opened at the first call; `MULTIRAIL_LIBFABRIC` may name it, if it is not empty.
+/// The library. The first call opens it.
 pub(crate) fn library() -> Result<&'static Library> {
     static LIBRARY: OnceLock<std::result::Result<Library, String>> = OnceLock::new();
     let open = || {
-        let named = std::env::var(VARIABLE).ok().filter(|name| !name.is_empty());
-        let name = named.unwrap_or_else(|| USUAL.to_owned());
-        // SAFETY: the name is the usual one, or the user's word for it.
+        let named = std::env::var(LIBRARY_VARIABLE).ok().filter(|name| !name.is_empty());
+        let name = named.unwrap_or_else(|| DEFAULT_LIBRARY.to_owned());
+        // SAFETY: the name is libfabric's, or the user has chosen another library.
         let opened = signals::load(|| unsafe { Library::open(&name) });
         match opened {
             Ok(opened) => opened.map_err(|why| why.to_string()),
-            Err(why) => Err(format!("no thread to load {name} in: {why}")),
+            Err(why) => Err(format!("no thread could be started to load {name}: {why}")),
         }
     };
     LIBRARY
@@ -44,16 +44,16 @@ pub(crate) fn library() -> Result<&'static Library> {
         .map_err(|why| Error::new(ErrorKind::Unsupported, "open libfabric", why.as_str()))
 }
 
-/// The version of the libfabric of this process, major and minor; opens it if nobody has.
+/// The version of this process's libfabric, major and minor. Opens the library if it is not open.
 ///
 /// # Errors
-/// `Unsupported`: it is not there, too old, or not libfabric.
+/// `Unsupported` if there is no libfabric, if it is too old, or if the library is not libfabric.
 pub fn libfabric_version() -> Result<(u16, u16)> {
     let version = library()?.version();
     Ok(((version >> 16) as u16, version as u16))
 }
 
-/// One entry of what can be opened.
+/// An `fi_info` of libfabric: a device, and how to open it.
 #[derive(Debug)]
 pub(crate) struct Info(NonNull<sys::fi_info>);
 
@@ -64,9 +64,9 @@ unsafe impl Sync for Info {}
 
 impl Info {
     fn of(raw: *const sys::fi_info) -> Result<Self> {
-        // SAFETY: null, or an entry that libfabric gave and that lives.
+        // SAFETY: null, or a live entry that libfabric gave.
         let copy = unsafe { library()?.fi_dupinfo(raw) };
-        NonNull::new(copy).map(Self).ok_or_else(|| refused("open", "memory for its info", -12))
+        NonNull::new(copy).map(Self).ok_or_else(|| call_error("open", "memory for its info", -12))
     }
 
     pub(crate) fn copy(&self) -> Result<Self> {
@@ -77,7 +77,7 @@ impl Info {
         self.0.as_ptr()
     }
 
-    /// All of it.
+    /// The `fi_info` itself.
     pub(crate) fn get(&self) -> &sys::fi_info {
         // SAFETY: owned, and never changed after it was made.
         unsafe { self.0.as_ref() }
@@ -118,60 +118,66 @@ impl Info {
         unsafe { text(self.domain().name) }
     }
 
-    /// Whether a card is behind it, and its line rate in bits per second if that is known.
-    pub(crate) fn card(&self) -> Option<Option<u64>> {
+    /// Whether the device is a card, that is, a NIC. Software providers (`tcp`, `shm`) have none.
+    pub(crate) fn is_card(&self) -> bool {
+        !self.get().nic.is_null()
+    }
+
+    /// The card's line rate in bits per second; `None` if there is no card, or if its rate is unknown.
+    pub(crate) fn link_bits_per_s(&self) -> Option<u64> {
         // SAFETY: null, or a card's attributes, which lie in the entry.
-        unsafe {
-            let link = self.get().nic.as_ref()?.link_attr.as_ref();
-            Some(link.map(|link| link.speed as u64).filter(|speed| *speed > 0))
-        }
+        let link = unsafe { self.get().nic.as_ref()?.link_attr.as_ref()? };
+        Some(link.speed as u64).filter(|speed| *speed > 0)
     }
 
     /// The card's PCI function.
-    pub(crate) fn address(&self) -> Option<topology::Address> {
+    pub(crate) fn pci_address(&self) -> Option<topology::Address> {
         // SAFETY: null, or a card's attributes, which lie in the entry.
         let bus = unsafe { self.get().nic.as_ref()?.bus_attr.as_ref()? };
         if bus.bus_type != sys::FI_BUS_PCI {
             return None;
         }
-        // SAFETY: of this type, the attributes are those of PCI.
+        // SAFETY: with this type, the attributes are those of PCI.
         let pci = unsafe { bus.attr.pci };
         let (domain, bus) = (u32::from(pci.domain_id), pci.bus_id);
         Some(topology::Address { domain, bus, device: pci.device_id, function: pci.function_id })
     }
 
-    /// Whether it is the fabric that goes to a card without the provider's own protocols.
+    /// Whether this is the fabric [`EFA_DIRECT`].
     pub(crate) fn is_direct(&self) -> bool {
-        self.fabric_name() == DIRECT
+        self.fabric_name() == EFA_DIRECT
     }
 
-    /// Whether it is the provider of shared memory, which has rules of its own.
+    /// Whether this is the provider `shm`, whose endpoints communicate through shared memory.
     pub(crate) fn is_shm(&self) -> bool {
         self.provider() == "shm"
     }
 
-    /// Whether the provider has a state of each peer, as EFA's own protocols do, that goes with its address.
-    pub(crate) fn has_states(&self) -> bool {
-        self.card().is_some() && !self.is_direct()
+    /// Whether the provider keeps state for each peer address, and drops it when the address is removed. EFA's own
+    /// protocols do.
+    pub(crate) fn keeps_peer_state(&self) -> bool {
+        self.is_card() && !self.is_direct()
     }
 
-    /// Whether a peer's write with an imm takes a posted receive here: of a card that cannot do without, or is not to.
-    pub(crate) fn imms_take_receives(&self) -> bool {
-        self.is_direct() && (self.get().mode & sys::FI_RX_CQ_DATA != 0 || settings::forgoes_unsolicited())
+    /// Whether a peer's write with an imm consumes a posted receive. True on `efa-direct` for a card without
+    /// unsolicited write receive, or if the environment turns that off.
+    pub(crate) fn imms_consume_receives(&self) -> bool {
+        self.is_direct()
+            && (self.get().mode & sys::FI_RX_CQ_DATA != 0 || settings::disables_unsolicited_receives())
     }
 
-    /// Whether it takes memory of GPUs.
-    pub(crate) fn has_gpus(&self) -> bool {
+    /// Whether the device registers GPU memory.
+    pub(crate) fn takes_gpu_memory(&self) -> bool {
         self.get().caps & sys::FI_HMEM != 0
     }
 
-    /// Bytes of a packet, where a card tells.
+    /// The largest packet in bytes, if a card reports it.
     pub(crate) fn mtu(&self) -> Option<u64> {
         // SAFETY: as above.
         unsafe { Some(self.get().nic.as_ref()?.link_attr.as_ref()?.mtu as u64) }
     }
 
-    /// Whether keys, addresses or memory have the property `bit` (`FI_MR_*`).
+    /// Whether the provider's memory registration has the property `bit` (`FI_MR_*`).
     pub(crate) fn memory_mode(&self, bit: u32) -> bool {
         self.domain().mr_mode as u32 & bit != 0
     }
@@ -186,61 +192,70 @@ impl Drop for Info {
     }
 }
 
+/// # Safety
+/// `name` is null or a string.
 unsafe fn text(name: *const c_char) -> String {
     match name.is_null() {
         true => String::new(),
-        // SAFETY: by the caller a string, if not null.
+        // SAFETY: by the caller: a string, if not null.
         false => unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned(),
     }
 }
 
-/// Whether it names a fabric of the provider efa.
-pub(crate) fn is_of_cards(provider: &str) -> bool {
-    matches!(provider, "efa" | DIRECT)
+/// Whether `provider` is `efa` or `efa-direct`: two fabrics of libfabric's provider efa, for cards.
+pub(crate) fn is_efa_provider(provider: &str) -> bool {
+    matches!(provider, "efa" | EFA_DIRECT)
 }
 
-/// What `provider` offers for reliable datagrams with remote writes; of one local address
-/// if `node` says so.
+/// The devices of `provider` that support reliable datagrams with remote writes. If `node` is given, only those with
+/// that local address.
 ///
-/// Cards that take memory of GPUs are opened so; libfabric then has its part of CUDA at work.
-pub(crate) fn offers(provider: &str, node: Option<&str>) -> Result<Vec<Info>> {
-    /// Cards were found without GPU memory, and none with it: by `efa`, by `efa-direct`.
-    static HAVE_NONE: [AtomicBool; 2] = [const { AtomicBool::new(false) }; 2];
-    if !is_of_cards(provider) || !hmem::may_be(library()?.version()) {
-        return offers_with(provider, node, Wants::default());
+/// Asks for cards that register GPU memory first. This makes libfabric initialise its support of CUDA.
+pub(crate) fn find_infos(provider: &str, node: Option<&str>) -> Result<Vec<Info>> {
+    /// Whether an earlier call found cards, but none that registers GPU memory: for `efa` and for `efa-direct`.
+    static NO_GPU_MEMORY: [AtomicBool; 2] = [const { AtomicBool::new(false) }; 2];
+    if !is_efa_provider(provider) || !hmem::supports_gpu_memory(library()?.version()) {
+        return get_infos(provider, node, ExtraCapabilities::default());
     }
-    let have_none = &HAVE_NONE[usize::from(provider == DIRECT)];
-    if !have_none.load(Relaxed) {
-        // What else is wrong is said by the answer without.
-        let found = offers_with(provider, node, Wants { gpus: true, ..Wants::default() }).unwrap_or_default();
+    let no_gpu_memory = &NO_GPU_MEMORY[usize::from(provider == EFA_DIRECT)];
+    if !no_gpu_memory.load(Relaxed) {
+        // If this search fails for another reason, the search without GPU memory below reports it.
+        let found =
+            get_infos(provider, node, ExtraCapabilities { gpu_memory: true, ..ExtraCapabilities::default() })
+                .unwrap_or_default();
         if !found.is_empty() {
             return Ok(found);
         }
     }
-    let mut found = offers_with(provider, node, Wants::default())?;
-    if found.is_empty() && provider == DIRECT {
-        // From 2.4 on it hides cards without unsolicited write receive from who does not say that imms may take
-        // receives (`efa_user_info.c`). Who says so at once would have no unsolicited ones on any card.
-        found = offers_with(provider, node, Wants { imms_take_receives: true, ..Wants::default() })?;
+    let mut found = get_infos(provider, node, ExtraCapabilities::default())?;
+    if found.is_empty() && provider == EFA_DIRECT {
+        // From 2.4 on, libfabric lists a card without unsolicited write receive only if the hints allow imms to consume
+        // receives (`efa_user_info.c`). The search above does not allow it, because then libfabric would use
+        // unsolicited write receive on no card.
+        found = get_infos(
+            provider,
+            node,
+            ExtraCapabilities { imms_consume_receives: true, ..ExtraCapabilities::default() },
+        )?;
     }
-    have_none.fetch_or(!found.is_empty(), Relaxed);
+    no_gpu_memory.fetch_or(!found.is_empty(), Relaxed);
     Ok(found)
 }
 
-/// Capabilities that a search for devices asks for beyond the usual ones.
+/// What a search for devices asks for, beside what it always asks for.
 #[derive(Default, Clone, Copy)]
-struct Wants {
-    /// Memory of GPUs.
-    gpus: bool,
-    /// Peers' writes with an imm take posted receives.
-    imms_take_receives: bool,
+struct ExtraCapabilities {
+    /// The device registers GPU memory.
+    gpu_memory: bool,
+    /// A peer's write with an imm may consume a posted receive.
+    imms_consume_receives: bool,
 }
 
-fn offers_with(provider: &str, node: Option<&str>, wants: Wants) -> Result<Vec<Info>> {
+fn get_infos(provider: &str, node: Option<&str>, extra: ExtraCapabilities) -> Result<Vec<Info>> {
     let library = library()?;
     if provider == "shm" && node.is_some() {
-        // It would be the name of the shared memory, the same for every process.
-        let why = "shm has no addresses: leave the local address out";
+        // shm would use the address as the name of its shared memory, the same name in every process.
+        let why = "shm has no local address: do not give one";
         return Err(Error::new(ErrorKind::InvalidRequest, "open libfabric", why));
     }
     let hints = Info::of(null())?;
@@ -255,41 +270,41 @@ fn offers_with(provider: &str, node: Option<&str>, wants: Wants) -> Result<Vec<I
     let code = unsafe {
         let hints = &mut *hints.as_ptr();
         hints.caps = u64::from(sys::FI_MSG | sys::FI_RMA);
-        if is_of_cards(provider) {
-            // Its completion data is the imm alone: who sent it, it says itself.
-            // Not those of this host, which have loopback: else the provider opens shared memory
-            // for them, beside every card.
+        if is_efa_provider(provider) {
+            // FI_SOURCE: completion data has room for the imm alone, so the source address identifies the sender.
+            // FI_REMOTE_COMM alone: peers of this host use loopback. Without this the provider would open shared memory
+            // for such peers, for every card.
             hints.caps |= sys::FI_SOURCE | sys::FI_REMOTE_COMM;
         }
         hints.mode = sys::FI_CONTEXT | sys::FI_CONTEXT2;
-        if wants.imms_take_receives {
+        if extra.imms_consume_receives {
             hints.mode |= sys::FI_RX_CQ_DATA;
         }
         (*hints.ep_attr).type_ = sys::FI_EP_RDM;
         let domain = &mut *hints.domain_attr;
         domain.mr_mode =
             (sys::FI_MR_LOCAL | sys::FI_MR_VIRT_ADDR | sys::FI_MR_ALLOCATED | sys::FI_MR_PROV_KEY) as i32;
-        if wants.gpus {
+        if extra.gpu_memory {
             hints.caps |= sys::FI_HMEM;
             domain.mr_mode |= sys::FI_MR_HMEM as i32;
         }
-        // The control thread inserts addresses and registers while the worker posts.
+        // Control threads insert addresses and register memory while the worker posts.
         domain.threading = sys::FI_THREAD_SAFE;
         domain.av_type = sys::FI_AV_TABLE;
         domain.resource_mgmt = sys::FI_RM_ENABLED;
         let fabric = &mut *hints.fabric_attr;
-        let of_cards = c"efa".as_ptr();
-        fabric.prov_name = libc::strdup(if is_of_cards(provider) { of_cards } else { name.as_ptr() });
+        let efa = c"efa".as_ptr();
+        fabric.prov_name = libc::strdup(if is_efa_provider(provider) { efa } else { name.as_ptr() });
         let flags = if node.is_some() { sys::FI_SOURCE } else { 0 };
         let node = node.as_ref().map_or(null(), |node| node.as_ptr());
-        let version = AUDITED.min(library.version());
-        // The first call initialises all providers, of which some are libraries that are loaded then.
+        let version = API_VERSION.min(library.version());
+        // The first call loads the providers that are libraries of their own, and initialises all providers.
         signals::keep(|| library.fi_getinfo(version, node, null(), flags, hints, &mut list))
     };
     match code {
         0 => {}
         code if code.unsigned_abs() == sys::FI_ENODATA => return Ok(Vec::new()),
-        code => return Err(refused("open libfabric", &format!("provider {provider}"), code)),
+        code => return Err(call_error("open libfabric", &format!("provider {provider}"), code)),
     }
     let mut found = Vec::new();
     let mut next = list;
@@ -301,6 +316,6 @@ fn offers_with(provider: &str, node: Option<&str>, wants: Wants) -> Result<Vec<I
     // SAFETY: the list is libfabric's, and copied.
     unsafe { library.fi_freeinfo(list) };
     let mut found = found.into_iter().collect::<Result<Vec<_>>>()?;
-    found.retain(|info| !is_of_cards(provider) || info.fabric_name() == provider);
+    found.retain(|info| !is_efa_provider(provider) || info.fabric_name() == provider);
     Ok(found)
 }

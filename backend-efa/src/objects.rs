@@ -1,4 +1,5 @@
-//! libfabric's objects, closed when dropped, and in the right order by who holds whom.
+//! Owners of libfabric's objects. Dropping an owner closes its object. An object holds those that it depends on, so
+//! they are closed after it.
 
 use std::ffi::c_int;
 use std::ptr::{NonNull, null_mut};
@@ -6,15 +7,15 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use libfabric_sys as sys;
-use multirail_spi::{Error, ErrorKind, Fences, Result};
+use multirail_spi::{Error, ErrorKind, Flushes, Result};
 
-use crate::gate::Gate;
+use crate::deregistrations::Deregistrations;
 use crate::library::{Info, library};
 use crate::signals;
-use crate::status::refused;
-use crate::submit::BATCH;
+use crate::status::call_error;
+use crate::submit::MAX_BATCH;
 
-/// An object with libfabric's `fid` at its head.
+/// A C object that begins with libfabric's `fid`.
 ///
 /// # Safety
 /// The type begins with a `fid`.
@@ -47,7 +48,7 @@ unsafe impl<T: Object> Send for Fid<T> {}
 unsafe impl<T: Object> Sync for Fid<T> {}
 
 impl<T: Object> Fid<T> {
-    /// What `open` opens.
+    /// Wraps the object that `open` opens; `what` names it in the error.
     pub(crate) fn open(
         operation: &'static str,
         what: &str,
@@ -57,23 +58,23 @@ impl<T: Object> Fid<T> {
         let code = open(&mut object);
         match NonNull::new(object) {
             Some(object) if code == 0 => Ok(Self(object)),
-            _ => Err(refused(operation, what, code)),
+            _ => Err(call_error(operation, what, code)),
         }
     }
 
-    /// Closes the object. After an error nobody may use or close it again: providers free what they fail to close
-    /// (`efa_mr_close`), or leave it open.
+    /// Closes the object. After an error it must not be used or closed again: a provider may have freed it
+    /// (`efa_mr_close`), or left it open.
     pub(crate) fn close(self, operation: &'static str, what: &str) -> Result<()> {
         // SAFETY: opened by libfabric, and closed once, as `self` is not dropped.
         let code = unsafe { sys::fi_close(std::mem::ManuallyDrop::new(self).fid()) };
-        if code == 0 { Ok(()) } else { Err(refused(operation, what, code)) }
+        if code == 0 { Ok(()) } else { Err(call_error(operation, what, code)) }
     }
 
     pub(crate) fn as_ptr(&self) -> *mut T {
         self.0.as_ptr()
     }
 
-    /// Its head.
+    /// The object's `fid`.
     pub(crate) fn fid(&self) -> *mut sys::fid {
         self.0.as_ptr().cast()
     }
@@ -81,7 +82,7 @@ impl<T: Object> Fid<T> {
 
 impl<T: Object> Drop for Fid<T> {
     fn drop(&mut self) {
-        // SAFETY: opened by libfabric, closed once; who holds it lets go of what lies on it first.
+        // SAFETY: opened by libfabric, closed once; the holders drop the objects that depend on it first.
         let code = unsafe { sys::fi_close(self.fid()) };
         if code != 0 {
             let why = library().map(|library| library.strerror(code)).unwrap_or_default();
@@ -90,20 +91,20 @@ impl<T: Object> Drop for Fid<T> {
     }
 }
 
-/// A domain and what it lies on. Fields are closed in order.
+/// An open domain with the objects that it depends on. The fields are closed in order.
 pub(crate) struct Device {
     pub(crate) domain: Fid<sys::fid_domain>,
-    /// Without one a provider aborts the process on errors that it has no other way to report
+    /// Without an event queue, a provider aborts the process at errors that it can report only there
     /// (prov/util `ofi_eq` users; EFA's `efa_eq_write_error`).
     events: Fid<sys::fid_eq>,
     pub(crate) fabric: Fid<sys::fid_fabric>,
     pub(crate) info: Info,
-    pub(crate) fences: Fences,
-    pub(crate) gate: Gate,
-    /// It takes memory of GPUs, and reaches it by itself.
-    pub(crate) has_gpus: AtomicBool,
-    /// Peers' writes with an imm take posted receives.
-    pub(crate) imms_take_receives: bool,
+    pub(crate) flushes: Flushes,
+    pub(crate) deregistrations: Deregistrations,
+    /// Whether the device registers GPU memory, and reaches it without the provider's copies.
+    pub(crate) takes_gpu_memory: AtomicBool,
+    /// Whether a peer's write with an imm consumes a posted receive.
+    pub(crate) imms_consume_receives: bool,
 }
 
 impl Device {
@@ -111,7 +112,7 @@ impl Device {
         let library = library()?;
         let info = info.copy()?;
         let raw = info.as_ptr();
-        // SAFETY: `raw` is a copy of what fi_getinfo gave, with all its parts, and lives in the
+        // SAFETY: `raw` is a complete copy of what fi_getinfo gave, and lives in the
         // device; attributes are zero where nothing is asked for.
         unsafe {
             let fabric = Fid::open("open", "its fabric", |fabric| {
@@ -125,47 +126,57 @@ impl Device {
             let domain = Fid::open("open", "its domain", |domain| {
                 signals::keep(|| sys::fi_domain(fabric.as_ptr(), raw, domain, null_mut()))
             })?;
-            // Messages are copied then, by the processor.
-            let imms_take_receives = info.imms_take_receives();
-            let has_gpus = AtomicBool::new(info.has_gpus() && !imms_take_receives);
-            let fences = Fences::default();
-            let gate = Gate::default();
-            Ok(Arc::new(Self { domain, events, fabric, info, fences, gate, has_gpus, imms_take_receives }))
+            // If imms consume receives, the CPU copies messages (`InternalReceives`), so they cannot go to GPU memory.
+            let imms_consume_receives = info.imms_consume_receives();
+            let takes_gpu_memory = AtomicBool::new(info.takes_gpu_memory() && !imms_consume_receives);
+            let flushes = Flushes::default();
+            let deregistrations = Deregistrations::default();
+            Ok(Arc::new(Self {
+                domain,
+                events,
+                fabric,
+                info,
+                flushes,
+                deregistrations,
+                takes_gpu_memory,
+                imms_consume_receives,
+            }))
         }
     }
 
-    /// Writes that may be posted with one doorbell. Versions differ in what they keep of a batch
-    /// whose last write is refused, and by what they tell: only what was read and run is trusted.
-    pub(crate) fn batch(&self) -> usize {
-        let is_known = library().is_ok_and(|library| library.version() == sys::version(2, 1));
-        if is_known && self.info.is_direct() { BATCH } else { 1 }
+    /// The most writes that the backend posts under one doorbell. libfabric's versions differ in which writes of a
+    /// batch they keep if they refuse the last one. So the backend batches only with the version whose code was read
+    /// and tested.
+    pub(crate) fn max_batch(&self) -> usize {
+        let is_tested = library().is_ok_and(|library| library.version() == sys::version(2, 1));
+        if is_tested && self.info.is_direct() { MAX_BATCH } else { 1 }
     }
 
-    /// What the refusal of a post means: of a card EIO says that it is dead. (So do the simulated ones;
-    /// a real one may also take what is posted, and only its completions tell.)
-    pub(crate) fn refusal(&self, code: isize) -> isize {
-        match code == -(sys::FI_EIO as isize) && self.info.card().is_some() {
+    /// Maps the code of a refused post. FI_EIO of a card means that the card is lost. Simulated cards report a loss
+    /// this way; a real card may accept posts after its loss, and report the loss by completions alone.
+    pub(crate) fn post_error(&self, code: isize) -> isize {
+        match code == -(sys::FI_EIO as isize) && self.info.is_card() {
             true => -(sys::FI_ENODEV as isize),
             false => code,
         }
     }
 
-    /// Whether a reaper still closes an endpoint of the device, so that the provider may hold up all calls.
+    /// Whether a reaper is still closing an endpoint of the device, so that any call of the provider may block.
     pub(crate) fn is_given_up(&self) -> bool {
-        self.gate.overdue() > 0
+        self.deregistrations.overdue_endpoints() > 0
     }
 
-    /// What calls on such a device are refused with.
-    pub(crate) fn given_up(&self, operation: &'static str, remedy: &str) -> Error {
+    /// The error of calls on a device that is given up.
+    pub(crate) fn given_up_error(&self, operation: &'static str, remedy: &str) -> Error {
         let context = format!(
-            "{}: libfabric still closes an endpoint of it, and holds up everything else there: {remedy}",
+            "{}: libfabric is still closing an endpoint of this device, and blocks everything else: {remedy}",
             self.info.domain_name()
         );
         Error::new(ErrorKind::DeviceLost, operation, context)
     }
 
-    /// The provider's number of the next error that was reported to the event queue.
-    pub(crate) fn failure(&self) -> Option<c_int> {
+    /// Takes the next error from the event queue: the provider's error number.
+    pub(crate) fn next_event_error(&self) -> Option<c_int> {
         // SAFETY: zero asks for no error data; the queue is open.
         unsafe {
             let mut entry: sys::fi_eq_err_entry = std::mem::zeroed();
@@ -174,7 +185,7 @@ impl Device {
         }
     }
 
-    /// The event queue that endpoints report to.
+    /// The event queue, to which endpoints are bound.
     pub(crate) fn events(&self) -> *mut sys::fid {
         self.events.fid()
     }

@@ -1,4 +1,4 @@
-//! Peer slots: reserved and ended by the control side, read by the endpoint.
+//! The peer slots of a domain. Control threads reserve, connect and disconnect them; the endpoint reads them.
 
 mod slot;
 mod table;
@@ -8,59 +8,57 @@ use std::time::Duration;
 
 use multirail_spi::{Error, ErrorKind, PeerSlot, Result, SlotTable, claim_slot};
 
-use crate::addresses::Addresses;
+use crate::address_vector::AddressVector;
 use crate::library::Info;
 use crate::tag::PeerTag;
-use slot::{Known, Slot};
-pub(crate) use slot::{Landing, Remote, RemoteAddress, View};
-use table::{Open, Table};
+use slot::{ConnectedPeer, Slot};
+pub(crate) use slot::{Destination, EmptyWriteTarget, RemoteAddress, SlotView};
+use table::{OpenEndpoint, PeerTable};
 
-/// Every place of a peer is kept, for what is still on its way from there: moves of one connection,
-/// each of which takes seconds where it is earnest.
-const MOVES: u32 = 1024;
+/// How often a peer's address may change during a connection. This side keeps all of its addresses, because bytes may
+/// still arrive from each. An honest peer needs seconds for each change.
+const MAX_RELOCATIONS: u32 = 1024;
 
-/// How long a peer that comes back waits for the end of its former connection at most. One side waits after
-/// the other, and on the first rail that it takes too long on no other: less than a handshake may take (5 s).
-const FORMER: Duration = Duration::from_millis(1500);
+/// How long a peer that connects again waits for the end of its former connection. The two sides wait one after the
+/// other. If it takes too long on the first rail, the handshake fails, so no other rail waits. The time of both sides
+/// must be less than the limit of a handshake (5 s).
+const FORMER_CONNECTION_LIMIT: Duration = Duration::from_millis(1500);
 
-/// All slots of a domain.
+/// All peer slots of a domain.
 #[derive(Default)]
 pub(crate) struct Peers {
-    table: SlotTable<Table>,
-    /// The provider keeps a state of each address: who comes back waits for the end of its former connection.
-    keeps_states: bool,
-    /// Addresses are those of queue pairs.
-    are_cards: bool,
-    /// The address says who sent something, as completion data has no room for it.
-    by_address: bool,
-    /// How long who connects may wait for others' ends.
-    patience: Duration,
-    /// A peer has ended, or an endpoint was closed.
-    ended: Condvar,
+    table: SlotTable<PeerTable>,
+    /// Whether a peer that connects again waits for the end of its former connection, because the provider keeps state
+    /// for each address.
+    waits_for_former: bool,
+    /// Whether addresses name queue pairs.
+    has_queue_pairs: bool,
+    /// Whether this side knows the sender of an arrival only by its address, because completion data has no room for a
+    /// peer tag.
+    identifies_by_address: bool,
+    /// How long a connecting peer may wait for other peers to leave.
+    wait_limit: Duration,
+    /// Notified when a connection has ended, and when an endpoint was closed.
+    on_end: Condvar,
 }
 
 impl Peers {
-    /// Of a device, and of an endpoint whose worker `sleeps`: who drives it himself would have to go on
-    /// while he waits, and nobody tells him so.
-    pub(crate) fn new(info: &Info, sleeps: bool) -> Self {
-        let (keeps_states, are_cards) = (info.has_states() && sleeps, info.card().is_some());
-        let by_address = info.domain().cq_data_size < 8;
-        let patience = if sleeps { FORMER } else { Duration::ZERO };
-        Self { keeps_states, are_cards, by_address, patience, ..Self::default() }
+    /// Creates the slots of a device. Nothing waits here if the caller drives the engine itself (`worker_sleeps` is
+    /// false): the thread that waits would be the thread that has to poll meanwhile.
+    pub(crate) fn new(info: &Info, worker_sleeps: bool) -> Self {
+        Self {
+            waits_for_former: info.keeps_peer_state() && worker_sleeps,
+            has_queue_pairs: info.is_card(),
+            identifies_by_address: info.domain().cq_data_size < 8,
+            wait_limit: if worker_sleeps { FORMER_CONNECTION_LIMIT } else { Duration::ZERO },
+            ..Self::default()
+        }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Table> {
-        self.table.lock()
-    }
-
-    fn changed(&self) {
-        self.table.changed();
-    }
-
-    /// A slot, and the name of the endpoint that its peer is to be told.
+    /// Reserves a slot. Returns it with the address of the endpoint that its peer is to know.
     pub(crate) fn reserve(&self) -> Result<(PeerSlot, Vec<u8>)> {
         let mut table = self.lock();
-        let (endpoint, name) = table.newest()?;
+        let (endpoint, address) = table.newest()?;
         let index = claim_slot(&mut table.slots, |slot| matches!(slot, Slot::Free));
         if index == PeerTag::SLOTS as usize {
             table.slots.pop();
@@ -71,173 +69,186 @@ impl Peers {
             None => table.peer_tags.push(PeerTag::first(index as u32)),
         }
         table.slots[index] = Slot::Offered(endpoint);
-        Ok((PeerSlot(index as u32), name))
+        Ok((PeerSlot(index as u32), address))
     }
 
-    /// The peer tag of who has a slot, or is offered it.
+    /// The peer tag of a reserved or connected slot.
     pub(crate) fn peer_tag(&self, slot: PeerSlot) -> PeerTag {
         self.lock().peer_tags[slot.0 as usize]
     }
 
-    /// Brings an offered slot up.
+    /// Connects a reserved slot.
     ///
-    /// A peer may come back while its former connection still ends here. Where the provider keeps a state
-    /// of each address, that end is waited for: the state goes with the address, and both sides begin anew.
-    /// Else one side might think a handshake done that the other one waits for.
+    /// A peer may connect again while its former connection still ends here. If the provider keeps state for each
+    /// address, this waits for that end: the provider drops its state with the address, and both sides begin without
+    /// state. Otherwise one side might consider a handshake done while the other side waits for it.
     ///
     /// # Errors
-    /// `Busy` where that takes too long, or another live peer has the address.
-    pub(crate) fn complete(&self, slot: PeerSlot, there: RemoteAddress) -> Result<()> {
+    /// `Busy` if the wait takes too long, or if another live peer has the address.
+    pub(crate) fn complete(&self, slot: PeerSlot, remote: RemoteAddress) -> Result<()> {
         let table = self.lock();
-        let mut table = self.wait_for_former(table, slot, &there)?;
+        let mut table = self.wait_for_others(table, slot, &remote)?;
         let Some(Slot::Offered(endpoint)) = table.slots.get(slot.0 as usize) else {
             return Err(Error::new(ErrorKind::Closed, "connect", "the connection ended before it was made"));
         };
         let endpoint = *endpoint;
-        let known = table.know(slot, endpoint, there)?;
-        table.slots[slot.0 as usize] = Slot::Up(known);
-        self.changed();
+        let peer = table.insert_peer(slot, endpoint, remote)?;
+        table.slots[slot.0 as usize] = Slot::Up(peer);
+        self.mark_changed();
         Ok(())
     }
 
-    /// Waits until nobody of that address leaves any more, or of a former owner of its number, and no other live
-    /// peer has it.
-    fn wait_for_former<'a>(
+    /// Waits until three conditions hold: no former connection to the address is ending, no former peer with the same
+    /// queue pair number is known, and no other live peer has the address.
+    fn wait_for_others<'a>(
         &'a self,
-        table: MutexGuard<'a, Table>,
+        table: MutexGuard<'a, PeerTable>,
         slot: PeerSlot,
-        there: &RemoteAddress,
-    ) -> Result<MutexGuard<'a, Table>> {
-        let address = &there.address;
-        let is_early = |table: &mut Table| {
-            let leaves = self.keeps_states && table.is_leaving(address);
-            let has_former = self.are_cards && table.has_former_owner(address);
-            (leaves || has_former || self.is_anothers(table, slot, there)) && !table.endpoints.is_empty()
+        remote: &RemoteAddress,
+    ) -> Result<MutexGuard<'a, PeerTable>> {
+        let address = &remote.address;
+        let must_wait = |table: &mut PeerTable| {
+            let is_leaving = self.waits_for_former && table.is_leaving(address);
+            let has_former = self.has_queue_pairs && table.has_former_owner(address);
+            (is_leaving || has_former || self.is_address_taken(table, slot, remote))
+                && !table.endpoints.is_empty()
         };
-        let waited = self.ended.wait_timeout_while(table, self.patience, is_early);
+        let waited = self.on_end.wait_timeout_while(table, self.wait_limit, must_wait);
         match waited.unwrap_or_else(PoisonError::into_inner) {
             (table, limit) if !limit.timed_out() => Ok(table),
-            (table, _) if self.is_anothers(&table, slot, there) => Err(anothers()),
+            (table, _) if self.is_address_taken(&table, slot, remote) => Err(address_taken()),
             _ => {
-                let why = "what was posted over the retiring connection to this peer has not ended yet: connect again";
+                let why = "requests of the former connection to this peer have not ended yet: connect again";
                 Err(Error::new(ErrorKind::Busy, "connect", why))
             }
         }
     }
 
-    /// Whether what comes from there would be told as another live peer's, or another's as this one's.
-    fn is_anothers(&self, table: &Table, slot: PeerSlot, there: &RemoteAddress) -> bool {
-        self.by_address && table.is_anothers(slot, there)
+    /// Whether another live peer has the address, so that arrivals from the two could not be told apart.
+    fn is_address_taken(&self, table: &PeerTable, slot: PeerSlot, remote: &RemoteAddress) -> bool {
+        self.identifies_by_address && table.is_address_taken(slot, remote)
     }
 
-    /// The peer of `slot` is somewhere else now.
+    /// Takes the new address of a slot's peer.
     ///
     /// # Errors
-    /// `Protocol` where it has moved too often, `Busy` where another live peer is there.
-    pub(crate) fn renew(&self, slot: PeerSlot, there: RemoteAddress) -> Result<()> {
+    /// `Protocol` if the address has changed too often, `Busy` if another live peer has it.
+    pub(crate) fn renew(&self, slot: PeerSlot, remote: RemoteAddress) -> Result<()> {
         let mut table = self.lock();
-        if self.is_anothers(&table, slot, &there) {
-            return Err(anothers());
+        if self.is_address_taken(&table, slot, &remote) {
+            return Err(address_taken());
         }
-        // One that has left meanwhile need not be found any more.
-        let Some(Slot::Up(Known { endpoint, moves, .. })) = table.slots.get(slot.0 as usize) else {
+        // The peer may have left in the meantime.
+        let Some(Slot::Up(ConnectedPeer { endpoint, relocations, .. })) = table.slots.get(slot.0 as usize)
+        else {
             return Ok(());
         };
-        let (endpoint, moves) = (*endpoint, *moves + 1);
-        if moves > MOVES {
-            let why = format!("the peer's endpoint has moved {MOVES} times: connect anew");
+        let (endpoint, relocations) = (*endpoint, *relocations + 1);
+        if relocations > MAX_RELOCATIONS {
+            let why = format!("the peer's address has changed {MAX_RELOCATIONS} times: connect anew");
             return Err(Error::new(ErrorKind::Protocol, "renew a connection", why));
         }
-        let known = table.know(slot, endpoint, there)?;
-        table.slots[slot.0 as usize] = Slot::Up(Known { moves, ..known });
-        self.changed();
+        let peer = table.insert_peer(slot, endpoint, remote)?;
+        table.slots[slot.0 as usize] = Slot::Up(ConnectedPeer { relocations, ..peer });
+        self.mark_changed();
         Ok(())
     }
 
-    /// The name of the newest endpoint, if the peer of `slot` does not know it.
-    pub(crate) fn untold(&self, slot: PeerSlot) -> Option<Vec<u8>> {
+    /// The address of the newest endpoint, if the peer of `slot` does not know it.
+    pub(crate) fn next_offer_address(&self, slot: PeerSlot) -> Option<Vec<u8>> {
         let table = self.lock();
-        let (newest, name) = table.newest().ok()?;
+        let (newest, address) = table.newest().ok()?;
         match table.slots.get(slot.0 as usize) {
-            Some(Slot::Up(known)) if known.endpoint != newest => Some(name),
+            Some(Slot::Up(peer)) if peer.endpoint != newest => Some(address),
             _ => None,
         }
     }
 
-    /// The peer of `slot` knows the endpoint of that name.
-    pub(crate) fn told(&self, slot: PeerSlot, name: &[u8]) {
+    /// Notes that the peer of `slot` knows the endpoint with this address.
+    pub(crate) fn confirm_address(&self, slot: PeerSlot, address: &[u8]) {
         let mut table = self.lock();
-        let Some(endpoint) =
-            table.endpoints.last().filter(|endpoint| endpoint.name == name).map(|endpoint| endpoint.number)
+        let Some(endpoint) = table
+            .endpoints
+            .last()
+            .filter(|endpoint| endpoint.address == address)
+            .map(|endpoint| endpoint.number)
         else {
             return;
         };
-        if let Some(Slot::Up(known)) = table.slots.get_mut(slot.0 as usize)
-            && let Some(address) = known.ahead.take()
+        if let Some(Slot::Up(peer)) = table.slots.get_mut(slot.0 as usize)
+            && let Some(address) = peer.next_address.take()
         {
-            (known.endpoint, known.address) = (endpoint, Some(address));
-            self.changed();
+            (peer.endpoint, peer.address) = (endpoint, Some(address));
+            self.mark_changed();
         }
     }
 
-    /// Another endpoint is open: connected peers' addresses are inserted there, for when they know it.
-    pub(crate) fn open_endpoint(&self, number: u32, name: Vec<u8>, addresses: &Arc<Addresses>) -> Result<()> {
+    /// Adds an open endpoint, and inserts the addresses of connected peers there. Requests to a peer use the endpoint
+    /// once the peer knows it.
+    pub(crate) fn open_endpoint(&self, number: u32, address: Vec<u8>, av: &Arc<AddressVector>) -> Result<()> {
         let mut table = self.lock();
-        for (slot, known) in (0_u32..).zip(&mut table.slots) {
-            if let Slot::Up(known) = known {
-                // Nothing has come to it yet.
-                known.ahead = Some(addresses.insert(slot, &known.there.address, false)?);
+        for (slot, state) in (0_u32..).zip(&mut table.slots) {
+            if let Slot::Up(peer) = state {
+                // Nothing has arrived at the new endpoint yet, so the provider knows no address there.
+                peer.next_address = Some(av.insert(slot, &peer.remote.address, false)?);
             }
         }
-        table.endpoints.push(Open { number, name, addresses: Arc::clone(addresses) });
-        self.changed();
+        table.endpoints.push(OpenEndpoint { number, address, av: Arc::clone(av) });
+        self.mark_changed();
         Ok(())
     }
 
-    /// An endpoint is closed: nothing goes over it any more.
+    /// Removes an endpoint that is to be closed: nothing is posted to it any more.
     pub(crate) fn close_endpoint(&self, number: u32) {
         let mut table = self.lock();
-        self.ended.notify_all();
+        self.on_end.notify_all();
         table.endpoints.retain(|endpoint| endpoint.number != number);
         for slot in &mut table.slots {
-            if let Slot::Up(known) = slot
-                && known.endpoint == number
+            if let Slot::Up(peer) = slot
+                && peer.endpoint == number
             {
-                known.address = None;
+                peer.address = None;
             }
         }
-        self.changed();
+        self.mark_changed();
     }
 
-    pub(crate) fn leave(&self, slot: PeerSlot) {
+    /// Disconnects a slot.
+    pub(crate) fn disconnect(&self, slot: PeerSlot) {
         let mut table = self.lock();
         let Some(state) = table.slots.get_mut(slot.0 as usize) else { return };
         let address = match state {
             Slot::Offered(_) => None,
-            Slot::Up(known) => Some(std::mem::take(&mut known.there.address)),
+            Slot::Up(peer) => Some(std::mem::take(&mut peer.remote.address)),
             Slot::Free | Slot::Leaving(_) | Slot::Gone => return,
         };
         *state = Slot::Leaving(address);
-        table.endpoints.iter().for_each(|endpoint| endpoint.addresses.demote(slot.0));
-        self.changed();
+        table.endpoints.iter().for_each(|endpoint| endpoint.av.demote(slot.0));
+        self.mark_changed();
     }
 
-    /// Nothing of the slot's peer is left here. The provider keeps its addresses where `is_haunted`.
-    pub(crate) fn end(&self, slot: PeerSlot, is_haunted: bool) {
+    /// Ends the connection of a disconnected slot, to which nothing is posted any more. If `is_pinned`, the provider
+    /// keeps the peer's addresses.
+    pub(crate) fn end(&self, slot: PeerSlot, is_pinned: bool) {
         let mut table = self.lock();
-        table.endpoints.iter().for_each(|endpoint| endpoint.addresses.remove(slot.0, is_haunted));
+        table.endpoints.iter().for_each(|endpoint| endpoint.av.remove(slot.0, is_pinned));
         table.slots[slot.0 as usize] = Slot::Gone;
-        self.ended.notify_all();
-        self.changed();
+        self.on_end.notify_all();
+        self.mark_changed();
     }
 
-    /// The slot may be offered anew.
+    /// Makes a slot free for the next peer.
     pub(crate) fn free(&self, slot: PeerSlot) {
         self.lock().slots[slot.0 as usize] = Slot::Free;
     }
 
-    /// Tells how the slots are if anything changed since the count in `seen`.
-    pub(crate) fn refresh(&self, seen: &mut u64, into: &mut Vec<View>, peer_tags: &mut Vec<PeerTag>) -> bool {
+    /// Copies the state of all slots if it has changed since the last call with this `seen`. Returns whether it did.
+    pub(crate) fn refresh(
+        &self,
+        seen: &mut u64,
+        into: &mut Vec<SlotView>,
+        peer_tags: &mut Vec<PeerTag>,
+    ) -> bool {
         let Some(table) = self.table.lock_if_changed(seen) else { return false };
         into.clear();
         into.extend(table.slots.iter().map(Slot::view));
@@ -249,18 +260,22 @@ impl Peers {
         matches!(self.lock().slots.get(slot.0 as usize), Some(Slot::Up(_)))
     }
 
-    /// Bytes of the addresses of this side, unless its device is lost.
-    pub(crate) fn name_len(&self) -> Option<usize> {
-        self.lock().endpoints.last().map(|endpoint| endpoint.name.len())
+    /// The length of this side's addresses in bytes; `None` if the device is lost.
+    pub(crate) fn address_len(&self) -> Option<usize> {
+        self.lock().endpoints.last().map(|endpoint| endpoint.address.len())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, PeerTable> {
+        self.table.lock()
+    }
+
+    fn mark_changed(&self) {
+        self.table.mark_changed();
     }
 }
 
-fn anothers() -> Error {
-    let why = "the peer offers an address that another live peer has, of another process, and this device tells who \
-               sent something by its address alone: where it is the same card after a restart, connect again once \
-               the retiring peer is gone";
+fn address_taken() -> Error {
+    let why = "another live peer, of another process, already has this address, and this device knows senders only by \
+               their addresses. If the peer has restarted, connect again once its former connection has ended";
     Error::new(ErrorKind::Busy, "connect", why)
 }
-
-#[cfg(test)]
-mod tests;

@@ -1,36 +1,37 @@
-//! Closes endpoints, each in a thread of its own, which is waited for up to a limit.
+//! Closes endpoints. Each is closed by a thread of its own, the *reaper*, for which the caller waits up to a limit.
 //!
-//! `fi_close` of an endpoint waits for all that is posted there, on EFA's provider without any limit: 2.1's repeats a
-//! message for which the target has no receive as long as the target lives, also while it closes
-//! (`efa_rdm_ep_wait_send`). Who closes a fabric must not hang for that. So past the limit the thread, the *reaper*,
-//! goes on alone, and the device is given up: the provider holds the domain's lock meanwhile, and `gate.rs` puts
-//! deregistrations off. All that the device may still touch lives as long as the endpoint does: the reaper holds the domain and its
-//! registrations, with their memory.
+//! `fi_close` of an endpoint waits until all posted requests have ended. EFA's provider waits without limit: while it
+//! closes, 2.1 repeats a message for which the target has no receive, as long as the target lives
+//! (`efa_rdm_ep_wait_send`). Closing a fabric must not hang for that. So after the limit the caller continues without
+//! the reaper, and the device is given up: the provider holds the domain's lock until the endpoint is closed, and
+//! `deregistrations.rs` delays deregistrations. Everything that the device may still touch lives as long as the
+//! endpoint, because the reaper holds the domain and its registrations, with their memory.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use crate::domain::Shared;
+use crate::domain::DomainState;
 use crate::fabric_endpoint::FabricEndpoint;
 use crate::objects::Device;
-use crate::region::Registered;
+use crate::region::RegisteredRegion;
 
-/// How long an endpoint is waited for. Closing takes milliseconds where nothing is stuck.
+/// How long the caller waits for a reaper. Closing takes milliseconds if no request is stuck.
 const LIMIT: Duration = Duration::from_secs(3);
-/// And how long while another endpoint of this process is overdue: of 32 cards one is waited for.
-const LIMIT_BEHIND: Duration = Duration::from_millis(100);
+/// How long the caller waits while another endpoint of this process is overdue. So a process with 32 cards waits
+/// `LIMIT` only once.
+const LIMIT_IF_OVERDUE: Duration = Duration::from_millis(100);
 
-/// Endpoints of this process that are overdue.
+/// The number of overdue endpoints of this process.
 static OVERDUE: AtomicUsize = AtomicUsize::new(0);
 
-/// The registrations of a domain that are alive.
+/// The live registrations of a domain.
 #[derive(Default)]
-pub(crate) struct Registrations(Mutex<Vec<Weak<Registered>>>);
+pub(crate) struct Registrations(Mutex<Vec<Weak<RegisteredRegion>>>);
 
 impl Registrations {
-    pub(crate) fn add(&self, region: &Arc<Registered>) {
+    pub(crate) fn add(&self, region: &Arc<RegisteredRegion>) {
         let mut all = self.lock();
         if all.len() == all.capacity() {
             all.retain(|region| region.strong_count() > 0);
@@ -38,126 +39,131 @@ impl Registrations {
         all.push(Arc::downgrade(region));
     }
 
-    fn all(&self) -> Vec<Arc<Registered>> {
+    fn all(&self) -> Vec<Arc<RegisteredRegion>> {
         self.lock().iter().filter_map(Weak::upgrade).collect()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Weak<Registered>>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<Weak<RegisteredRegion>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// An endpoint that is being closed, and what the device may touch until it is.
+/// An endpoint that is to be closed, and everything that the device may touch until then.
 struct Closing {
     endpoint: Box<FabricEndpoint>,
-    regions: Vec<Arc<Registered>>,
-    shared: Arc<Shared>,
+    regions: Vec<Arc<RegisteredRegion>>,
+    domain: Arc<DomainState>,
 }
 
 impl Closing {
-    /// Closes the endpoint, says so, then lets go of the rest, which the gate lets through by then.
-    fn run(self, done: Done) {
-        let Self { endpoint, regions, shared } = self;
-        let addresses = Arc::clone(&endpoint.queues.addresses);
-        let guard = addresses.guard();
+    /// Closes the endpoint, announces that, and then drops the rest. By then deregistrations are not delayed any more.
+    fn run(self, closed: ClosedGuard) {
+        let Self { endpoint, regions, domain } = self;
+        let av = Arc::clone(&endpoint.queues.av);
+        let guard = av.lock_for_endpoint();
         drop(endpoint);
         drop(guard);
-        drop(done);
-        drop((regions, shared));
+        drop(closed);
+        drop((regions, domain));
     }
 }
 
-/// How far a reaper has come.
+/// The state of an endpoint that a reaper closes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
+enum CloseState {
     Closing,
-    /// The limit has passed.
+    /// The endpoint is not closed, and the limit has passed.
     Overdue,
     Closed,
 }
 
-struct Progress {
-    state: Mutex<State>,
-    ended: Condvar,
+/// What a reaper and its caller share.
+struct Closure {
+    state: Mutex<CloseState>,
+    on_closed: Condvar,
     device: Arc<Device>,
 }
 
-impl Progress {
-    /// Of an endpoint that nobody has begun to close.
-    fn begin(device: &Arc<Device>) -> Arc<Self> {
-        let (state, device) = (Mutex::new(State::Closing), Arc::clone(device));
-        Arc::new(Self { state, ended: Condvar::new(), device })
+impl Closure {
+    /// The closure of an endpoint of `device` that no reaper has begun to close.
+    fn new(device: &Arc<Device>) -> Arc<Self> {
+        let (state, device) = (Mutex::new(CloseState::Closing), Arc::clone(device));
+        Arc::new(Self { state, on_closed: Condvar::new(), device })
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, CloseState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for the end up to `limit`; whether it came. If not, the endpoint is overdue from now on.
+    /// Waits until the endpoint is closed, for at most `limit`. Returns whether it is closed. If not, it is overdue
+    /// from now on.
     fn wait(&self, limit: Duration) -> bool {
-        let is_closing = |state: &mut State| *state == State::Closing;
-        let waited = self.ended.wait_timeout_while(self.lock(), limit, is_closing);
+        let is_closing = |state: &mut CloseState| *state == CloseState::Closing;
+        let waited = self.on_closed.wait_timeout_while(self.lock(), limit, is_closing);
         let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        if *state == State::Closed {
+        if *state == CloseState::Closed {
             return true;
         }
-        *state = State::Overdue;
+        *state = CloseState::Overdue;
         OVERDUE.fetch_add(1, Ordering::Relaxed);
-        self.device.gate.shut();
+        self.device.deregistrations.hold();
         false
     }
 }
 
-/// The reaper's; dropped when the endpoint is closed, or where a memory owner panicked.
-struct Done(Arc<Progress>);
+/// The reaper drops this when the endpoint is closed, or when the owner of some memory panics.
+struct ClosedGuard(Arc<Closure>);
 
-impl Drop for Done {
+impl Drop for ClosedGuard {
     fn drop(&mut self) {
-        if std::mem::replace(&mut *self.0.lock(), State::Closed) == State::Overdue {
+        if std::mem::replace(&mut *self.0.lock(), CloseState::Closed) == CloseState::Overdue {
             OVERDUE.fetch_sub(1, Ordering::Relaxed);
             tracing::info!("libfabric has closed an endpoint that was overdue");
-            self.0.device.gate.open();
+            self.0.device.deregistrations.release();
         }
-        self.0.ended.notify_all();
+        self.0.on_closed.notify_all();
     }
 }
 
-/// Closes `endpoint` of a domain; whether that is done. If not, the device is lost: nothing more is opened on it until
-/// the reaper has ended.
+/// Closes an endpoint of `domain`. Returns whether it is closed. If not, the device is lost: the backend opens nothing
+/// on it until the reaper has ended.
 ///
-/// `is_lost` says that more may be posted there than is known.
+/// `is_lost` says that the provider may have more posted requests than the backend knows of.
 #[must_use]
-pub(crate) fn close(shared: &Arc<Shared>, endpoint: Box<FabricEndpoint>, is_lost: bool) -> bool {
-    let device = shared.device.info.domain_name();
+pub(crate) fn close(domain: &Arc<DomainState>, endpoint: Box<FabricEndpoint>, is_lost: bool) -> bool {
+    let device = domain.device.info.domain_name();
     if (is_lost || endpoint.posted.requests > 0) && endpoint.queues.close_may_hang() {
-        // No thread polls the endpoint any more, so the provider does nothing there either; and the card touches
-        // memory by its registration only, which ends with the memory.
-        tracing::warn!(device, "libfabric would wait forever for the endpoint to end: it is left as it is");
-        shared.left_open.fetch_add(1, Ordering::Relaxed);
+        // No thread polls the endpoint any more, so the provider does nothing there. The card touches memory only by
+        // its registration, which is closed before the memory is freed.
+        tracing::warn!(
+            device,
+            "libfabric would wait forever to close the endpoint, so the endpoint stays open"
+        );
+        domain.left_open.fetch_add(1, Ordering::Relaxed);
         std::mem::forget(endpoint);
         return true;
     }
-    let closing = Closing { endpoint, regions: shared.registrations.all(), shared: Arc::clone(shared) };
+    let closing = Closing { endpoint, regions: domain.registrations.all(), domain: Arc::clone(domain) };
     let limit = match OVERDUE.load(Ordering::Relaxed) {
         0 => LIMIT,
-        _ if shared.device.is_given_up() => Duration::ZERO,
-        _ => LIMIT_BEHIND,
+        _ if domain.device.is_given_up() => Duration::ZERO,
+        _ => LIMIT_IF_OVERDUE,
     };
-    let progress = Progress::begin(&shared.device);
-    let done = Done(Arc::clone(&progress));
-    let reaper = std::thread::Builder::new().name("mr-reaper".into()).spawn(move || closing.run(done));
+    let closure = Closure::new(&domain.device);
+    let guard = ClosedGuard(Arc::clone(&closure));
+    let reaper = std::thread::Builder::new().name("mr-reaper".into()).spawn(move || closing.run(guard));
     if let Err(why) = &reaper {
-        // Then it was closed in this thread, as it was dropped.
-        tracing::warn!(device, %why, "no thread to close the endpoint in");
+        // Dropping `closing` has closed the endpoint in this thread.
+        tracing::warn!(device, %why, "no thread could be started to close the endpoint");
     }
-    if progress.wait(limit) {
+    if closure.wait(limit) {
         drop(reaper.map(JoinHandle::join));
         return true;
     }
     tracing::warn!(
         device,
         ?limit,
-        "libfabric does not close the endpoint: a thread goes on with it, and keeps the memory registered there"
+        "libfabric does not close the endpoint: a thread continues to wait, and keeps the registered memory"
     );
     false
 }
@@ -165,23 +171,23 @@ pub(crate) fn close(shared: &Arc<Shared>, endpoint: Box<FabricEndpoint>, is_lost
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::library::offers;
+    use crate::library::find_infos;
 
     #[test]
-    fn who_is_overdue_is_counted_until_the_end() {
-        let device = match offers("tcp", Some("127.0.0.1")) {
-            Ok(offers) => Device::open(&offers[0]).unwrap(),
+    fn an_overdue_endpoint_is_counted_until_it_is_closed() {
+        let device = match find_infos("tcp", Some("127.0.0.1")) {
+            Ok(infos) => Device::open(&infos[0]).unwrap(),
             Err(why) => return eprintln!("skipped: {why}"),
         };
-        let count = || device.gate.overdue();
-        let progress = Progress::begin(&device);
-        let done = Done(Arc::clone(&progress));
-        assert!(!progress.wait(Duration::ZERO));
+        let count = || device.deregistrations.overdue_endpoints();
+        let closure = Closure::new(&device);
+        let guard = ClosedGuard(Arc::clone(&closure));
+        assert!(!closure.wait(Duration::ZERO));
         assert_eq!(count(), 1);
-        drop(done);
+        drop(guard);
         assert_eq!(count(), 0);
-        let progress = Progress::begin(&device);
-        drop(Done(Arc::clone(&progress)));
-        assert!(progress.wait(Duration::ZERO) && count() == 0);
+        let closure = Closure::new(&device);
+        drop(ClosedGuard(Arc::clone(&closure)));
+        assert!(closure.wait(Duration::ZERO) && count() == 0);
     }
 }

@@ -1,4 +1,4 @@
-//! Runs of requests as libfabric takes them, one call each.
+//! Posting a run: one call of libfabric for each work request.
 
 use std::ffi::c_void;
 use std::ptr::null_mut;
@@ -7,41 +7,41 @@ use libfabric_sys as sys;
 use multirail_spi::{Piece, WorkKind, WorkRequest};
 
 use crate::context::Contexts;
-use crate::peers::Remote;
-use crate::queues::Queues;
+use crate::fabric_endpoint::Queues;
+use crate::peers::Destination;
 use crate::settings;
 use crate::tag::Tag;
 
-/// What requests need to know of this side.
-pub(crate) struct Local {
-    /// Bytes of completion data.
-    pub(crate) data: usize,
-    /// Whether messages may come with it unsaid, and all have it.
-    pub(crate) hides_data: bool,
-    /// Writes that are posted with one doorbell: 1, or up to [`BATCH`].
-    pub(crate) batch: usize,
-    /// Memory and its descriptor, for requests without bytes: EFA's provider follows what a
-    /// request names, however short it is.
-    pub(crate) place: (*mut u8, u64),
+/// How an endpoint posts requests.
+pub(crate) struct PostConfig {
+    /// The bytes of completion data.
+    pub(crate) cq_data_size: usize,
+    /// Whether a completion of a message may have completion data without the flag that says so. All messages have
+    /// completion data then.
+    pub(crate) omits_data_flag: bool,
+    /// The most writes under one doorbell: 1 or [`MAX_BATCH`].
+    pub(crate) max_batch: usize,
+    /// Local memory with its descriptor, for requests without bytes: EFA's provider reads the descriptor of every
+    /// request.
+    pub(crate) empty_source: (*mut u8, u64),
 }
 
-impl Local {
-    /// Of an endpoint, whose domain has such a `place`.
-    pub(crate) fn new(queues: &Queues, place: (*mut u8, u64)) -> Self {
+impl PostConfig {
+    pub(crate) fn new(queues: &Queues, empty_source: (*mut u8, u64)) -> Self {
         let device = &queues.device;
-        let data = device.info.domain().cq_data_size;
-        let hides_data = data >= 8 && settings::hides_data(&device.info);
-        Self { data, hides_data, batch: device.batch(), place }
+        let cq_data_size = device.info.domain().cq_data_size;
+        let omits_data_flag = cq_data_size >= 8 && settings::omits_data_flag(&device.info);
+        Self { cq_data_size, omits_data_flag, max_batch: device.max_batch(), empty_source }
     }
 }
 
 // SAFETY: the pointer is handed to libfabric, and never followed here.
-unsafe impl Send for Local {}
+unsafe impl Send for PostConfig {}
 
-/// Hands requests of a run to libfabric until it refuses one: how many it took, and its answer
-/// to the one after them, 0 if there is none.
+/// Posts requests of a run until libfabric refuses one. Returns the number of posted requests, and libfabric's code for
+/// the next one, 0 if there is none.
 ///
-/// `first` is the place of `pieces` in the run.
+/// `first` is the index of the first of `pieces` in the run.
 ///
 /// # Safety
 /// As `Endpoint::post`.
@@ -51,51 +51,50 @@ pub(crate) unsafe fn submit(
     contexts: &mut Contexts,
     run: &WorkRequest,
     (first, pieces): (usize, &[Piece]),
-    remote: &Remote,
-    local: &Local,
+    destination: &Destination,
+    config: &PostConfig,
 ) -> (usize, isize) {
     // SAFETY: by the caller.
     unsafe {
         match run.kind {
-            WorkKind::Send => send(queues, contexts, run, (first, pieces), remote, local),
-            _ => access(queues, contexts, run, (first, pieces), remote, local),
+            WorkKind::Send => post_messages(queues, contexts, run, (first, pieces), destination, config),
+            _ => post_rma(queues, contexts, run, (first, pieces), destination, config),
         }
     }
 }
 
-fn flags(run: &WorkRequest, data: usize) -> u64 {
+fn flags(run: &WorkRequest, cq_data_size: usize) -> u64 {
     let mut flags = u64::from(sys::FI_COMPLETION);
-    if run.imm.is_some() || (run.kind == WorkKind::Send && data >= 8) {
+    if run.imm.is_some() || (run.kind == WorkKind::Send && cq_data_size >= 8) {
         flags |= u64::from(sys::FI_REMOTE_CQ_DATA);
     }
     flags
 }
 
-/// Writes and reads.
-unsafe fn access(
+/// Posts writes or reads.
+unsafe fn post_rma(
     queues: &Queues,
     contexts: &mut Contexts,
     run: &WorkRequest,
     (first, pieces): (usize, &[Piece]),
-    remote: &Remote,
-    local: &Local,
+    destination: &Destination,
+    config: &PostConfig,
 ) -> (usize, isize) {
-    let data = local.data;
-    let mut iovec = sys::iovec { iov_base: null_mut(), iov_len: 0 };
-    let mut there = sys::fi_rma_iov { addr: 0, len: 0, key: run.rkey };
+    let mut local = sys::iovec { iov_base: null_mut(), iov_len: 0 };
+    let mut remote = sys::fi_rma_iov { addr: 0, len: 0, key: run.rkey };
     let mut desc = run.lkey as *mut _;
-    let (here, there, desc) = (&raw mut iovec, &raw mut there, &raw mut desc);
+    let (local, remote, desc) = (&raw mut local, &raw mut remote, &raw mut desc);
     let mut msg = sys::fi_msg_rma {
-        msg_iov: here,
+        msg_iov: local,
         desc,
         iov_count: 1,
-        addr: remote.address,
-        rma_iov: there,
+        addr: destination.address,
+        rma_iov: remote,
         rma_iov_count: 1,
         context: null_mut(),
-        data: Tag { peer_tag: Some(remote.peer_tag), imm: run.imm }.to_data(data),
+        data: Tag { peer_tag: Some(destination.peer_tag), imm: run.imm }.to_data(config.cq_data_size),
     };
-    let (ep, plain) = (queues.ep.as_ptr(), flags(run, data));
+    let (ep, plain) = (queues.ep.as_ptr(), flags(run, config.cq_data_size));
     // SAFETY: an open endpoint has the table, which lives as long.
     let calls = unsafe { &*(*ep).rma };
     let (call, delivered) = match run.kind {
@@ -108,87 +107,91 @@ unsafe fn access(
         // SAFETY: both point to what lives in this call; what `msg` points to is copied before
         // libfabric returns, and the spans are the caller's.
         unsafe {
-            (*here).iov_base = piece.local.cast();
-            (*here).iov_len = piece.len as usize;
-            (*there).len = piece.len as usize;
-            (*there).addr = piece.remote;
+            (*local).iov_base = piece.local.cast();
+            (*local).iov_len = piece.len as usize;
+            (*remote).len = piece.len as usize;
+            (*remote).addr = piece.remote;
             if piece.len > 0 {
                 return call(ep, &raw const msg, delivered | more);
             }
-            // Nothing is to be delivered; and shm of 1.17 never completes such a write then.
-            ((*there).addr, (*there).key) = (remote.landing.base, remote.landing.key);
-            ((*here).iov_base, *desc) = (local.place.0.cast(), local.place.1 as *mut _);
+            // A request without bytes does not ask for FI_DELIVERY_COMPLETE: it delivers nothing, and shm of 1.17 would
+            // never complete it.
+            let target = destination.empty_write_target;
+            ((*remote).addr, (*remote).key) = (target.base, target.key);
+            ((*local).iov_base, *desc) = (config.empty_source.0.cast(), config.empty_source.1 as *mut _);
             let code = call(ep, &raw const msg, plain | more);
-            (*desc, (*there).key) = (run.lkey as *mut _, run.rkey);
+            (*desc, (*remote).key) = (run.lkey as *mut _, run.rkey);
             code
         }
     };
-    match local.batch {
-        1 => each::<1>(contexts, run, (first, pieces), post),
-        _ => each::<BATCH>(contexts, run, (first, pieces), post),
+    match config.max_batch {
+        1 => post_each::<1>(contexts, run, (first, pieces), post),
+        _ => post_each::<MAX_BATCH>(contexts, run, (first, pieces), post),
     }
 }
 
-/// Messages.
-unsafe fn send(
+/// Posts messages.
+unsafe fn post_messages(
     queues: &Queues,
     contexts: &mut Contexts,
     run: &WorkRequest,
     (first, pieces): (usize, &[Piece]),
-    remote: &Remote,
-    local: &Local,
+    destination: &Destination,
+    config: &PostConfig,
 ) -> (usize, isize) {
-    let data = local.data;
-    each::<1>(contexts, run, (first, pieces), |piece, context, _| {
-        let (start, lkey) = if piece.len == 0 { local.place } else { (piece.local, run.lkey) };
+    let size = config.cq_data_size;
+    post_each::<1>(contexts, run, (first, pieces), |piece, context, _| {
+        let (start, lkey) = if piece.len == 0 { config.empty_source } else { (piece.local, run.lkey) };
         let iovec = sys::iovec { iov_base: start.cast(), iov_len: piece.len as usize };
         let mut desc = lkey as *mut _;
         let msg = sys::fi_msg {
             msg_iov: &raw const iovec,
             desc: &raw mut desc,
             iov_count: 1,
-            addr: remote.address,
+            addr: destination.address,
             context,
-            data: Tag { peer_tag: Some(remote.peer_tag), imm: run.imm }.to_data(data),
+            data: Tag { peer_tag: Some(destination.peer_tag), imm: run.imm }.to_data(size),
         };
         // SAFETY: by the caller; what `msg` points to is copied before this returns.
-        unsafe { sys::fi_sendmsg(queues.ep.as_ptr(), &raw const msg, flags(run, data)) }
+        unsafe { sys::fi_sendmsg(queues.ep.as_ptr(), &raw const msg, flags(run, size)) }
     })
 }
 
-/// The most writes of a batch. Posting up to 16 before polling is the step that Perplexity's ladder
-/// climbs from 47.6 to 80.9 % of 32 cards.
-pub(crate) const BATCH: usize = 16;
+/// The most writes under one doorbell. In Perplexity's measurements, posting up to 16 writes before polling is the step
+/// that raises the bandwidth from 47.6 to 80.9 % of 32 cards.
+pub(crate) const MAX_BATCH: usize = 16;
 
-/// Posts piece by piece, each with a context of its own, until `post` gives an error: how many,
-/// and that error.
+/// Posts one piece after another, each with its own context, until `post` gives an error. Returns the number of posted
+/// pieces and that error, or 0.
 ///
-/// Up to `N` go with one doorbell: by FI_MORE, which the last does not have. That one's refusal is
-/// the whole batch's (2.1, `efa_rma_post_write`: nothing of it is posted). There are contexts for all.
+/// Up to `N` pieces share one doorbell: all but the last of them have the flag FI_MORE. If libfabric refuses the last
+/// one, it has posted none of them (2.1, `efa_rma_post_write`). The caller guarantees a free context for each piece.
 #[inline]
-fn each<const N: usize>(
+fn post_each<const N: usize>(
     contexts: &mut Contexts,
     run: &WorkRequest,
     (first, pieces): (usize, &[Piece]),
     mut post: impl FnMut(&Piece, *mut c_void, u64) -> isize,
 ) -> (usize, isize) {
-    let full = -(sys::FI_EAGAIN as isize);
-    let mut taking = contexts.taking(run.id + first as u64, run.peer);
-    let mut taken = 0;
+    let no_context = -(sys::FI_EAGAIN as isize);
+    let mut reservation = contexts.reserve(run.id + first as u64, run.peer);
+    let mut posted = 0;
     for batch in pieces.chunks(N) {
         let Some((last, others)) = batch.split_last() else { break };
         for piece in others {
-            let code = taking.next().map_or(full, |context| post(piece, context, u64::from(sys::FI_MORE)));
+            let code = reservation
+                .take()
+                .map_or(no_context, |context| post(piece, context, u64::from(sys::FI_MORE)));
             if code != 0 {
-                return (taken, code);
+                return (posted, code);
             }
         }
-        let code = taking.next().map_or(full, |context| post(last, context, 0));
+        let code = reservation.take().map_or(no_context, |context| post(last, context, 0));
         if code != 0 {
-            return (taken, code);
+            return (posted, code);
         }
-        taking.keep();
-        taken += batch.len();
+        reservation.commit();
+        posted += batch.len();
     }
-    (taken, 0)
+    (posted, 0)
 }

@@ -1,19 +1,22 @@
-//! Completion data: the sender and the user's imm, which travel beside the bytes.
+//! Completion data: the sender and the user's imm, which libfabric delivers beside the bytes.
 //!
-//! Completion data has 8 bytes on most providers. The upper half names the sender, by the peer tag that the target has
-//! reserved for it; the lower half is the imm. With 4 bytes (EFA), it is the imm alone, and the provider names the
-//! sender's address (`FI_SOURCE`).
+//! Most providers have 8 bytes of completion data. The upper half is the peer tag, by which the target knows the
+//! sender; the lower half is the imm. EFA has 4 bytes: only the imm. The target then knows the sender by its address,
+//! which the provider reports (`FI_SOURCE`).
 
-/// A slot and a count of the peers that have had it, so that a late arrival of one peer is not taken for one of the next
-/// peer in the same slot. Of its 31 bits the lower 20 are the slot, and the upper 11 count the peers, modulo 2048. Only the
-/// side that has made a tag reads it.
+/// A number that the target gives each peer, and that the peer sends back with all its requests. It contains the peer's
+/// slot, and counts the peers that have had this slot. So the target does not mistake a late arrival of a former peer
+/// for one of the slot's present peer.
+///
+/// A tag has 31 bits: the lower 20 are the slot, the upper 11 the count, modulo 2048. Only the side that has made a tag
+/// reads it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PeerTag(u32);
 
 impl PeerTag {
     /// The most slots.
     pub(crate) const SLOTS: u32 = 1 << 20;
-    const MOST: u32 = (1 << 31) - 1;
+    const MAX: u32 = (1 << 31) - 1;
 
     /// The first tag of a slot below `SLOTS`.
     pub(crate) fn first(slot: u32) -> Self {
@@ -22,53 +25,53 @@ impl PeerTag {
 
     /// The slot's next tag.
     pub(crate) fn next(self) -> Self {
-        Self((self.0 + Self::SLOTS) & Self::MOST)
+        Self((self.0 + Self::SLOTS) & Self::MAX)
     }
 
     pub(crate) fn slot(self) -> u32 {
         self.0 % Self::SLOTS
     }
 
-    /// The tag as it travels.
+    /// The tag as a number, for completion data.
     pub(crate) fn number(self) -> u32 {
         self.0
     }
 
-    /// The tag of that number; `None` if no tag has it.
-    pub(crate) fn of(number: u32) -> Option<Self> {
-        (number <= Self::MOST).then_some(Self(number))
+    /// The tag with this number; `None` if there is none.
+    pub(crate) fn from_number(number: u32) -> Option<Self> {
+        (number <= Self::MAX).then_some(Self(number))
     }
 }
 
-/// Set in the upper half where a message has an imm.
-const ANNOUNCED: u64 = 1 << 63;
+/// The bit of the upper half that says that there is an imm.
+const HAS_IMM: u64 = 1 << 63;
 
 /// The sender and the imm of an arrival.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Tag {
-    /// The sender's tag at the target; `None` where it does not travel.
+    /// The sender's tag at the target; `None` if completion data has no room for it.
     pub peer_tag: Option<PeerTag>,
     pub imm: Option<u32>,
 }
 
 impl Tag {
-    /// Encodes it as completion data of `bytes` bytes.
+    /// Encodes the tag as completion data of `bytes` bytes.
     pub(crate) fn to_data(self, bytes: usize) -> u64 {
         let imm = u64::from(self.imm.unwrap_or_default());
         if bytes < 8 {
             return imm;
         }
-        let announced = if self.imm.is_some() { ANNOUNCED } else { 0 };
-        announced | u64::from(self.peer_tag.map_or(0, PeerTag::number)) << 32 | imm
+        let has_imm = if self.imm.is_some() { HAS_IMM } else { 0 };
+        has_imm | u64::from(self.peer_tag.map_or(0, PeerTag::number)) << 32 | imm
     }
 
-    /// Decodes completion data of `bytes` bytes. A write has completion data only for an imm.
+    /// Decodes completion data of `bytes` bytes. Writes have completion data only if they have an imm.
     pub(crate) fn from_data(data: u64, bytes: usize) -> Self {
         if bytes < 8 {
             return Self { peer_tag: None, imm: Some(data as u32) };
         }
-        let imm = (data & ANNOUNCED != 0).then_some(data as u32);
-        Self { peer_tag: Some(PeerTag((data >> 32) as u32 & PeerTag::MOST)), imm }
+        let imm = (data & HAS_IMM != 0).then_some(data as u32);
+        Self { peer_tag: Some(PeerTag((data >> 32) as u32 & PeerTag::MAX)), imm }
     }
 }
 
@@ -77,8 +80,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn comes_back_as_it_went() {
-        for peer_tag in [0, 5, PeerTag::MOST].map(PeerTag) {
+    fn encoding_loses_nothing() {
+        for peer_tag in [0, 5, PeerTag::MAX].map(PeerTag) {
             for imm in [None, Some(0), Some(u32::MAX)] {
                 let tag = Tag { peer_tag: Some(peer_tag), imm };
                 assert_eq!(Tag::from_data(tag.to_data(8), 8), tag);
@@ -89,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn who_follows_has_another_seat() {
+    fn the_next_peer_of_a_slot_has_another_tag() {
         for slot in [0, 5, PeerTag::SLOTS - 1] {
             let (first, mut peer_tag) = (PeerTag::first(slot), PeerTag::first(slot));
             for _ in 1..1 << 11 {
@@ -97,11 +100,11 @@ mod tests {
                 assert!(
                     peer_tag != first
                         && peer_tag.slot() == slot
-                        && PeerTag::of(peer_tag.number()) == Some(peer_tag)
+                        && PeerTag::from_number(peer_tag.number()) == Some(peer_tag)
                 );
             }
             assert_eq!(peer_tag.next(), first);
         }
-        assert_eq!(PeerTag::of(1 << 31), None);
+        assert_eq!(PeerTag::from_number(1 << 31), None);
     }
 }

@@ -1,5 +1,5 @@
-//! What goes wrong between two endpoints ends in typed errors, within limits, and leaves nothing:
-//! `ci/leaks` runs these under valgrind.
+//! Failures between two endpoints end in typed errors, within limits, and leak nothing: `ci/leaks` runs these tests
+//! under valgrind.
 #![cfg(all(target_os = "linux", target_env = "gnu"))]
 
 mod side;
@@ -10,20 +10,20 @@ use multirail_spi::{Batch, Completions, ErrorKind, Event, PeerSlot, RemoteMemory
 use side::{LEN, LIMIT, PIECE, Side};
 
 impl Side {
-    /// Writes the whole region in pieces, posting what there was no room for again; polls the
-    /// other side as well, until `enough` are posted and then never again. How the failed ones ended.
+    /// Writes the whole region in pieces, and waits for the end of all of them. Also polls the other side; drops it
+    /// once `posted_before_drop` pieces are posted. Returns the errors of the pieces that failed.
     fn write(
         &mut self,
         peer: PeerSlot,
         to: &dyn RemoteMemory,
         other: &mut Option<Self>,
-        enough: usize,
+        posted_before_drop: usize,
     ) -> Vec<ErrorKind> {
         let requests: Vec<_> = (0..LEN / PIECE).map(|number| self.request(peer, to, number)).collect();
-        let (mut posted, mut ended, mut kinds, begun) = (0, 0, Vec::new(), Instant::now());
+        let (mut posted, mut ended, mut kinds, start) = (0, 0, Vec::new(), Instant::now());
         let mut completions = Completions::with_room(64);
         while ended < requests.len() {
-            assert!(begun.elapsed() < LIMIT, "{posted} posted, {ended} ended");
+            assert!(start.elapsed() < LIMIT, "{posted} posted, {ended} ended");
             if posted < requests.len() {
                 let batch: Batch = requests[posted..].iter().copied().collect();
                 // SAFETY: memory and import outlive the endpoint.
@@ -44,7 +44,7 @@ impl Side {
                 }
             }
             completions.clear();
-            if posted >= enough {
+            if posted >= posted_before_drop {
                 drop(other.take());
             }
             if let Some(other) = other {
@@ -56,44 +56,45 @@ impl Side {
     }
 }
 
-const ALWAYS: usize = usize::MAX;
+/// The other side is not dropped.
+const NEVER: usize = usize::MAX;
 
 #[test]
-fn a_wrong_key_is_refused_and_a_right_one_goes_on() {
+fn a_wrong_key_is_refused_and_the_right_one_works_after_it() {
     let (Some(mut here), Some(there)) = (Side::open(), Side::open()) else { return };
-    let (peer, _) = here.meet(&there);
+    let (peer, _) = here.connect(&there);
     let (mut key, right) = (there.region.key(), there.region.key());
     key.key ^= 1;
     let mut other = Some(there);
     let wrong = here.domain.import(peer, &key, LIMIT).unwrap();
-    let kinds = here.write(peer, &*wrong, &mut other, ALWAYS);
+    let kinds = here.write(peer, &*wrong, &mut other, NEVER);
     assert_eq!(kinds, [ErrorKind::RemoteAccess; LEN / PIECE]);
     let right = here.domain.import(peer, &right, LIMIT).unwrap();
-    assert_eq!(here.write(peer, &*right, &mut other, ALWAYS), []);
+    assert_eq!(here.write(peer, &*right, &mut other, NEVER), []);
 }
 
 #[test]
 fn a_domain_closed_in_the_middle_ends_every_request() {
     let (Some(mut here), Some(there)) = (Side::open(), Side::open()) else { return };
-    let (peer, _) = here.meet(&there);
+    let (peer, _) = here.connect(&there);
     let remote = here.domain.import(peer, &there.region.key(), LIMIT).unwrap();
     let kinds = here.write(peer, &*remote, &mut Some(there), 2);
-    // The control connection, which knows, is not there.
-    let usual = [ErrorKind::RemoteAccess, ErrorKind::Unreachable];
-    assert!(!kinds.is_empty() && kinds.iter().all(|kind| usual.contains(kind)), "{kinds:?}");
+    // There is no control connection here that would tell which of the two it is.
+    let expected = [ErrorKind::RemoteAccess, ErrorKind::Unreachable];
+    assert!(!kinds.is_empty() && kinds.iter().all(|kind| expected.contains(kind)), "{kinds:?}");
 }
 
-/// A provider over sockets has no room for requests until it is connected; the engine's
-/// deadlines end those. What it takes after all must fail.
+/// A provider over sockets has no room for requests until it is connected, so the engine's deadlines end them. Requests
+/// that it accepts nevertheless must fail.
 #[test]
-fn an_address_where_nobody_is_takes_nothing() {
+fn an_address_without_an_endpoint_accepts_nothing() {
     let (Some(mut here), Some(there)) = (Side::open(), Side::open()) else { return };
-    let (peer, _) = here.meet(&there);
+    let (peer, _) = here.connect(&there);
     let remote = here.domain.import(peer, &there.region.key(), LIMIT).unwrap();
     drop(there);
     let request = here.request(peer, &*remote, 0);
-    let (begun, mut completions, mut accepted) = (Instant::now(), Completions::with_room(8), 0);
-    while begun.elapsed() < Duration::from_secs(1) {
+    let (start, mut completions, mut accepted) = (Instant::now(), Completions::with_room(8), 0);
+    while start.elapsed() < Duration::from_secs(1) {
         // SAFETY: memory and import outlive the endpoint.
         let result = unsafe { here.endpoint.post(&Batch::from_iter([request])) };
         assert_eq!(result.error, None);

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use multirail_spi::{Backend, DeviceInfo, Domain, DomainSetup, Error, ErrorKind, Probe, Result, Staging};
+use multirail_spi::{
+    Backend, DeviceInfo, Domain, DomainSetup, Error, ErrorKind, Probe, Result, StagingPolicy,
+};
 
 use crate::config::{LoopbackConfig, group_of};
 use crate::domain::LoopbackDomain;
@@ -25,7 +27,7 @@ impl Loopback {
     }
 
     /// Sets when requests may go through shared memory and the target's worker.
-    pub fn staging(mut self, staging: Staging) -> Self {
+    pub fn staging(mut self, staging: StagingPolicy) -> Self {
         self.config.staging = staging;
         self
     }
@@ -46,9 +48,9 @@ impl Loopback {
             None => "memory copies on this host",
         };
         let staging = match self.config.staging {
-            Staging::Never => "",
-            Staging::WhereRefused => ", staged where the kernel refuses",
-            Staging::Always => ", all staged",
+            StagingPolicy::Never => "",
+            StagingPolicy::WhereRefused => ", staged where the kernel refuses",
+            StagingPolicy::Always => ", all staged",
         };
         format!("{copies}{staging}")
     }

@@ -1,6 +1,6 @@
 //! The configuration of loopback's devices.
 
-use multirail_spi::Staging;
+use multirail_spi::StagingPolicy;
 
 use crate::gpu::{GpuConfig, GpuSide};
 use crate::link_model::LinkModel;
@@ -16,7 +16,7 @@ pub struct LoopbackConfig {
     /// The device to model. With `None`, the posting thread copies at once.
     pub link: Option<LinkModel>,
     /// When requests may go through shared memory and the target's worker.
-    pub staging: Staging,
+    pub staging: StagingPolicy,
     /// Blocks of 1024 threads that copy pages at once, over all groups; at least one. A block takes one
     /// multiprocessor of the GPU. Fewer blocks leave more of the GPU to other work; as many as the GPU has
     /// multiprocessors, or more, leave none.
@@ -31,7 +31,7 @@ const GPU_BLOCKS: u32 = 32;
 
 impl Default for LoopbackConfig {
     fn default() -> Self {
-        let (staging, gpu_side) = (Staging::Never, GpuSide::Receiver);
+        let (staging, gpu_side) = (StagingPolicy::Never, GpuSide::Receiver);
         Self { devices: 1, groups: 1, link: None, staging, gpu_blocks: GPU_BLOCKS, gpu_side }
     }
 }
@@ -56,7 +56,7 @@ impl LoopbackConfig {
     }
 
     /// Sets when requests may go through shared memory and the target's worker.
-    pub fn staging(mut self, staging: Staging) -> Self {
+    pub fn staging(mut self, staging: StagingPolicy) -> Self {
         self.staging = staging;
         self
     }

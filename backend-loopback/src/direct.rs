@@ -161,7 +161,12 @@ impl Direct for LoopbackDirect {
         Some(copied.map_err(|kind| refusal(request.kind, kind)))
     }
 
-    fn declines(&self, remote: &dyn RemoteMemory, in_device_memory: bool, len: u64) -> Option<&'static str> {
+    fn decline_reason(
+        &self,
+        remote: &dyn RemoteMemory,
+        in_device_memory: bool,
+        len: u64,
+    ) -> Option<&'static str> {
         let location = (remote as &dyn Any).downcast_ref::<ImportHandle>()?.import().location;
         let needs_gpu = in_device_memory || matches!(location, RegionLocation::Gpu { .. });
         match location {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, Weak};
 
-use multirail_spi::{Capabilities, DomainSetup, Result, Staging};
+use multirail_spi::{Capabilities, DomainSetup, Result, StagingPolicy};
 
 use crate::gpu::GpuConfig;
 use crate::imports::ImportTable;
@@ -28,7 +28,7 @@ pub(crate) struct DomainState {
     pub(crate) regions: Arc<Regions>,
     pub(crate) imports: Arc<ImportTable>,
     pub(crate) wakeup: Arc<Wakeup>,
-    pub(crate) staging: Staging,
+    pub(crate) staging: StagingPolicy,
     /// True while an endpoint is open, which then reports `PeerGone` and frees the slots of peers.
     pub(crate) endpoint_open: AtomicBool,
 }

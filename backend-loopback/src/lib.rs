@@ -85,5 +85,5 @@ pub use backend::Loopback;
 pub use config::LoopbackConfig;
 pub use gpu::GpuSide;
 pub use link_model::LinkModel;
-pub use multirail_spi::Staging;
+pub use multirail_spi::StagingPolicy;
 pub use null::{Null, Switch};

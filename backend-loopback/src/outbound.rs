@@ -4,7 +4,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
-use multirail_spi::{ErrorKind, PeerSlot, Staging, WorkKind, WorkRequest};
+use multirail_spi::{ErrorKind, PeerSlot, StagingPolicy, WorkKind, WorkRequest};
 
 use crate::inbound::Inbound;
 #[cfg(target_os = "linux")]
@@ -34,7 +34,7 @@ unsafe impl Sync for Outbound {}
 /// Where the peer is.
 pub(crate) enum PeerLocation {
     /// In this process. This side holds the peer's half of the connection, and asks the peer's region table itself.
-    ThisProcess { inbound: Arc<Inbound>, regions: Weak<Regions>, staging: Staging },
+    ThisProcess { inbound: Arc<Inbound>, regions: Weak<Regions>, staging: StagingPolicy },
     /// In another process of this host.
     #[cfg(target_os = "linux")]
     OtherProcess(Box<TargetConnection>),

@@ -41,7 +41,7 @@ impl PeerTable {
         let mut slots = self.0.lock();
         let at = claim_slot(&mut slots, Option::is_none);
         slots[at] = Some(PeerEntry { inbound, outbound: None, leaving: false });
-        self.0.changed();
+        self.0.mark_changed();
         PeerSlot(at as u32)
     }
 
@@ -60,7 +60,7 @@ impl PeerTable {
     /// Changes the peer in `slot`. Returns the result of `change`, or `None` if the slot is free.
     pub(crate) fn update<R>(&self, slot: PeerSlot, change: impl FnOnce(&mut PeerEntry) -> R) -> Option<R> {
         let result = self.0.lock().get_mut(slot.0 as usize)?.as_mut().map(change);
-        self.0.changed();
+        self.0.mark_changed();
         result
     }
 
@@ -69,7 +69,7 @@ impl PeerTable {
         if let Some(peer) = self.0.lock().get_mut(slot.0 as usize) {
             peer.take_if(|peer| Arc::ptr_eq(&peer.inbound, inbound));
         }
-        self.0.changed();
+        self.0.mark_changed();
     }
 
     /// All peers, by slot.

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use common::*;
 use multirail_loopback::LoopbackConfig;
-use multirail_spi::{Access, ErrorKind, KeyMaterial, Locality, Memory, copy, *};
+use multirail_spi::{Access, ErrorKind, Locality, Memory, RemoteKey, copy, *};
 
 #[test]
 fn writes_reads_and_imms() {
@@ -53,11 +53,11 @@ fn every_bound_and_right_is_checked() {
     let (key, local) = (target.region.key(), b.register(64, Access::LOCAL));
     for bad in [
         local.region.key(),
-        KeyMaterial { key: key.key + 1, ..key },
-        KeyMaterial { key: key.key + (1 << 32), ..key },
-        KeyMaterial { key: u64::MAX, ..key },
-        KeyMaterial { len: 65, ..key },
-        KeyMaterial { base: 1, ..key },
+        RemoteKey { key: key.key + 1, ..key },
+        RemoteKey { key: key.key + (1 << 32), ..key },
+        RemoteKey { key: u64::MAX, ..key },
+        RemoteKey { len: 65, ..key },
+        RemoteKey { base: 1, ..key },
     ] {
         assert_eq!(a.try_import(to_b, bad).err().unwrap().kind(), ErrorKind::RemoteAccess);
     }
@@ -303,7 +303,7 @@ fn keys_mean_nothing_in_another_domain() {
     let own = a.register(4096, BOTH);
     assert_eq!(own.region.key().key, theirs[0].region.key().key);
     for number in 0..1 << 12 {
-        let key = KeyMaterial { key: theirs[0].region.key().key ^ number, ..own.region.key() };
+        let key = RemoteKey { key: theirs[0].region.key().key ^ number, ..own.region.key() };
         if let Ok(import) = peer.try_import(to_a, key) {
             assert_eq!(peer.run(write(number, to_a, &source, Some(&import))), done(number, 1));
         }

@@ -6,14 +6,14 @@ use std::task::Poll;
 
 use common::*;
 use limit::Limit;
-use multirail_loopback::{LoopbackConfig, Staging};
+use multirail_loopback::{LoopbackConfig, StagingPolicy};
 use multirail_spi::{Access, ErrorKind, Memory, *};
 
 /// More than a staging buffer holds.
 const LEN: usize = 3 << 20;
 
 fn staged() -> LoopbackConfig {
-    LoopbackConfig::default().staging(Staging::Always)
+    LoopbackConfig::default().staging(StagingPolicy::Always)
 }
 
 /// Two connected nodes that stage everything.

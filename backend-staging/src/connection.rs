@@ -99,7 +99,7 @@ impl Connections {
         let offers_wake_imm = (all.iter().flatten().count() as u64) < max_wake_connections;
         let connection = Arc::new(Connection::new(peer, buffer, offers_wake_imm));
         all[index] = Some(Arc::clone(&connection));
-        self.0.changed();
+        self.0.mark_changed();
         connection
     }
 

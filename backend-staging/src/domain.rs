@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use multirail_spi::{
-    Access, Capabilities, Connector, Domain, Endpoint, EndpointConfig, Error, ErrorKind, Fences, KeyMaterial,
-    Memory, MemoryKind, MemoryRegion, Operations, Ordering, PeerSlot, RemoteMemory, Result, Staging,
+    Access, Capabilities, Connector, Domain, Endpoint, EndpointConfig, Error, ErrorKind, Flushes, Memory,
+    MemoryKind, MemoryRegion, Operations, Ordering, PeerSlot, RemoteKey, RemoteMemory, Result, StagingPolicy,
 };
 
 use crate::connection::Connections;
@@ -32,10 +32,10 @@ pub(crate) struct DomainState {
     pub regions: Arc<StagedRegions>,
     pub gpu_memory: Arc<RegisteredGpuMemory>,
     pub connections: Connections,
-    /// The fences of memory that the inner device registered, for imms that this crate reports instead of the device.
-    pub fences: Fences,
+    /// The flushes of memory that the inner device registered, for imms that this crate reports instead of the device.
+    pub flushes: Flushes,
     capabilities: Capabilities,
-    staging: Staging,
+    staging: StagingPolicy,
     /// The most connections that use wake imms.
     max_wake_connections: u64,
 }
@@ -44,7 +44,7 @@ pub(crate) struct DomainState {
 pub(crate) struct StagedDomain(Arc<DomainState>);
 
 impl StagedDomain {
-    pub(crate) fn new(inner: Arc<dyn Domain>, staging: Staging) -> Result<Self> {
+    pub(crate) fn new(inner: Arc<dyn Domain>, staging: StagingPolicy) -> Result<Self> {
         let mut capabilities = inner.capabilities().clone();
         if !capabilities.operations.contains(Operations::WRITE) {
             let why = "staging needs RDMA writes, which this device does not support";
@@ -55,12 +55,12 @@ impl StagedDomain {
         capabilities.supports_wakeup &= capabilities.operations.contains(Operations::WRITE_IMM);
         let max_wake_connections = if !capabilities.supports_wakeup {
             0
-        } else if capabilities.cq_depth == u64::MAX {
+        } else if capabilities.arrival_depth == u64::MAX {
             u64::MAX
         } else {
             // Wake imms get half of the completion queue, the user's imms the other half.
-            let connections = capabilities.cq_depth / 2 / WAKE_IMMS_PER_CONNECTION;
-            capabilities.cq_depth -= connections * WAKE_IMMS_PER_CONNECTION;
+            let connections = capabilities.arrival_depth / 2 / WAKE_IMMS_PER_CONNECTION;
+            capabilities.arrival_depth -= connections * WAKE_IMMS_PER_CONNECTION;
             connections
         };
         capabilities.max_direct = 0;
@@ -74,7 +74,7 @@ impl StagedDomain {
             regions: Arc::default(),
             gpu_memory: Arc::default(),
             connections: Connections::default(),
-            fences: Fences::default(),
+            flushes: Flushes::default(),
             capabilities,
             staging,
             max_wake_connections,
@@ -92,17 +92,17 @@ impl Domain for StagedDomain {
     }
 
     unsafe fn register(&self, memory: Arc<dyn Memory>, access: Access) -> Result<Arc<dyn MemoryRegion>> {
-        if self.0.staging == Staging::Always {
+        if self.0.staging == StagingPolicy::Always {
             return Ok(Arc::new(self.0.regions.add(memory, access, "the settings stage all memory")?));
         }
         // SAFETY: by the caller.
         match unsafe { self.0.inner.register(Arc::clone(&memory), access) } {
-            Ok(region) if region.lkey() & KeyMaterial::STAGED != 0 || region.key().is_staged() => {
+            Ok(region) if region.lkey() & RemoteKey::STAGED != 0 || region.key().is_staged() => {
                 let why = "the device's keys use the bit that marks staged memory: turn staging off for this device";
                 Err(Error::new(ErrorKind::Unsupported, "register", why))
             }
             Ok(region) => {
-                self.0.fences.add(&*memory)?;
+                self.0.flushes.add(&*memory)?;
                 Ok(self.0.gpu_memory.track(&*memory, region))
             }
             // Every device can register host memory. A refusal means a lack of resources, which the user has to fix.
@@ -115,11 +115,11 @@ impl Domain for StagedDomain {
         }
     }
 
-    fn import(&self, peer: PeerSlot, key: &KeyMaterial, limit: Duration) -> Result<Arc<dyn RemoteMemory>> {
+    fn import(&self, peer: PeerSlot, key: &RemoteKey, limit: Duration) -> Result<Arc<dyn RemoteMemory>> {
         if !key.is_staged() {
             return self.0.inner.import(peer, key, limit);
         }
-        if key.base != KeyMaterial::STAGED || key.len > isize::MAX as u64 {
+        if key.base != RemoteKey::STAGED || key.len > isize::MAX as u64 {
             let why =
                 "the key of the peer's staged memory is invalid: the peer breaks the protocol, disconnect it";
             return Err(Error::new(ErrorKind::Protocol, "import", why));
@@ -136,8 +136,8 @@ impl Domain for StagedDomain {
         self
     }
 
-    fn unclosed(&self) -> usize {
-        self.0.inner.unclosed()
+    fn unclosed_endpoints(&self) -> usize {
+        self.0.inner.unclosed_endpoints()
     }
 
     fn endpoint(&self, config: EndpointConfig) -> Result<Box<dyn Endpoint>> {
@@ -185,16 +185,16 @@ impl Connector for StagedDomain {
         Ok(())
     }
 
-    fn offer_again(&self, peer: PeerSlot) -> Result<Option<Vec<u8>>> {
-        self.0.inner.connector().offer_again(peer)
+    fn next_offer(&self, peer: PeerSlot) -> Result<Option<Vec<u8>>> {
+        self.0.inner.connector().next_offer(peer)
     }
 
     fn renew(&self, peer: PeerSlot, offer: &[u8]) -> Result<Vec<u8>> {
         self.0.inner.connector().renew(peer, offer)
     }
 
-    fn renewed(&self, peer: PeerSlot, answer: &[u8]) -> Result<()> {
-        self.0.inner.connector().renewed(peer, answer)
+    fn finish_renewal(&self, peer: PeerSlot, answer: &[u8]) -> Result<()> {
+        self.0.inner.connector().finish_renewal(peer, answer)
     }
 
     fn disconnect(&self, peer: PeerSlot) {
@@ -206,7 +206,7 @@ impl Connector for StagedDomain {
 }
 
 /// The import of a peer's staged region.
-struct StagedImport(KeyMaterial);
+struct StagedImport(RemoteKey);
 
 impl RemoteMemory for StagedImport {
     fn rkey(&self) -> u64 {
@@ -214,7 +214,7 @@ impl RemoteMemory for StagedImport {
     }
 
     fn base(&self) -> u64 {
-        KeyMaterial::STAGED
+        RemoteKey::STAGED
     }
 
     fn path(&self) -> &'static str {

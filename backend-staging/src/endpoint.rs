@@ -5,8 +5,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use multirail_spi::{
-    Armed, Batch, Completions, DeliveredScope, Endpoint, ErrorKind, Event, KeyMaterial, PeerSlot, Piece,
-    PostResult, ReceiveRequest, Status, Time, WorkKind, WorkRequest,
+    Armed, Batch, Completions, DeliveredScope, Endpoint, ErrorKind, Event, PeerSlot, Piece, PostResult,
+    ReceiveRequest, RemoteKey, Status, Time, WorkKind, WorkRequest,
 };
 
 use crate::connection::{Connection, EndpointContext};
@@ -43,7 +43,7 @@ pub(crate) struct StagedEndpoint {
     /// Whether anything has changed since the last poll.
     made_progress: bool,
     /// Whether the events to be reported include an imm that arrived in a slot request. The inner device wrote the
-    /// imm's bytes directly into their region, which may have to be flushed ([`Fences`](multirail_spi::Fences)). The
+    /// imm's bytes directly into their region, which may have to be flushed ([`Flushes`](multirail_spi::Flushes)). The
     /// inner endpoint flushes for the imms that it reports itself, but not for this one.
     needs_flush: bool,
     /// Whether the inner device was lost.
@@ -94,7 +94,7 @@ impl Endpoint for StagedEndpoint {
     }
 
     unsafe fn post_recv(&mut self, batch: &[ReceiveRequest]) -> PostResult {
-        if batch.iter().all(|receive| receive.lkey & KeyMaterial::STAGED == 0) {
+        if batch.iter().all(|receive| receive.lkey & RemoteKey::STAGED == 0) {
             // SAFETY: by the caller.
             return unsafe { self.inner.post_recv(batch) };
         }
@@ -136,7 +136,7 @@ impl Endpoint for StagedEndpoint {
             let _ = into.push(event);
         }
         if std::mem::take(&mut self.needs_flush) {
-            self.domain.fences.flush_if_arrivals(into);
+            self.domain.flushes.flush_if_arrivals(into);
         }
         if std::mem::take(&mut self.made_progress) {
             into.note_progress();
@@ -150,7 +150,7 @@ impl Endpoint for StagedEndpoint {
         }
         match self.inner.arm() {
             #[cfg(unix)]
-            Armed::Fd(fd) if !self.is_woken_by_all_peers() => Armed::FdOrNap(fd),
+            Armed::Fd(fd) if !self.is_woken_by_all_peers() => Armed::FdOrTimeout(fd),
             armed => armed,
         }
     }
@@ -412,8 +412,8 @@ impl StagedEndpoint {
         if first.len == 0 && run.imm.is_none() && (run.kind == WorkKind::Write || self.is_flush(run)) {
             return false;
         }
-        let is_remote_staged = run.kind != WorkKind::Send && first.remote & KeyMaterial::STAGED != 0;
-        run.lkey & KeyMaterial::STAGED != 0 || is_remote_staged
+        let is_remote_staged = run.kind != WorkKind::Send && first.remote & RemoteKey::STAGED != 0;
+        run.lkey & RemoteKey::STAGED != 0 || is_remote_staged
     }
 
     /// Whether the peer would take the imm of a run for the wake imm.

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Poll;
 
 use cuda::Reach;
-use multirail_spi::{KeyMaterial, Memory, MemoryKind, MemoryRegion, Result};
+use multirail_spi::{Memory, MemoryKind, MemoryRegion, RemoteKey, Result};
 
 use crate::copies::MemoryLocation;
 
@@ -65,7 +65,7 @@ impl MemoryRegion for TrackedRegion {
         self.region.lkey()
     }
 
-    fn key(&self) -> KeyMaterial {
+    fn key(&self) -> RemoteKey {
         self.region.key()
     }
 
@@ -124,8 +124,8 @@ mod tests {
             7
         }
 
-        fn key(&self) -> KeyMaterial {
-            KeyMaterial { base: 0, key: 0, len: 4096 }
+        fn key(&self) -> RemoteKey {
+            RemoteKey { base: 0, key: 0, len: 4096 }
         }
 
         fn revoke(&self) -> Poll<Result<()>> {

@@ -26,7 +26,7 @@ use std::sync::Arc;
 use multirail_spi::staging::{
     SlotContent, SlotRequest, SlotRequestKind, StagedWork, StagedWorkQueue, WorkFailure,
 };
-use multirail_spi::{ErrorKind, Event, KeyMaterial, Status, WorkKind, WorkRequest};
+use multirail_spi::{ErrorKind, Event, RemoteKey, Status, WorkKind, WorkRequest};
 
 use crate::connection::{Connection, EndpointContext};
 use crate::copies::CopyTag;
@@ -124,7 +124,7 @@ impl SlotInitiator {
 
     /// Queues a work request. `local` is this process's region, if that is staged.
     pub(crate) fn push(&mut self, work: &WorkRequest, local: Option<Arc<StagedRegion>>) {
-        let is_remote_staged = work.kind != WorkKind::Send && work.remote & KeyMaterial::STAGED != 0;
+        let is_remote_staged = work.kind != WorkKind::Send && work.remote & RemoteKey::STAGED != 0;
         let collides = self.connection.collides_with_wake_imm(work.kind, work.imm);
         let ends =
             WorkEnds { local, is_remote_staged, sends_imm_in_slot_request: !is_remote_staged && collides };
@@ -390,7 +390,7 @@ impl SlotInitiator {
         let request = if work.extra.is_remote_staged {
             let is_read = work.posted.kind == WorkKind::Read;
             let kind = if is_read { SlotRequestKind::Read } else { SlotRequestKind::Write };
-            let offset = (work.posted.remote & !KeyMaterial::STAGED) + offset;
+            let offset = (work.posted.remote & !RemoteKey::STAGED) + offset;
             SlotRequest { kind, key: work.posted.rkey, offset, len }
         } else {
             without_region(SlotRequestKind::Imm)

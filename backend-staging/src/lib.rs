@@ -3,7 +3,7 @@
 //!
 //! A NIC can use GPU memory if the GPU exports it as a DMA-BUF, or if a kernel module tells the NIC the physical
 //! addresses. On machines with neither, the NIC refuses the registration, and multirail reports an error unless both
-//! processes allow [`Staging`]. With staging, the region is registered here instead: it is *staged*.
+//! processes allow staging ([`StagingPolicy`]). Then the region is registered here instead: it is *staged*.
 //!
 //! Each connection has a *staging buffer* of registered host memory in each process, cut into slots. For a write to a
 //! staged region, the *initiator* (the process that posts the write) sends the bytes to a slot of the *target* (the
@@ -57,4 +57,4 @@ mod wire;
 mod wr_id;
 
 pub use backend::Staged;
-pub use multirail_spi::Staging;
+pub use multirail_spi::StagingPolicy;

@@ -1,7 +1,7 @@
 //! How the two processes of a connection exchange the keys of their staging buffers: as an appendix to the inner
 //! device's connection offer. A peer that does not stage reads the inner offer and ignores the appendix.
 
-use multirail_spi::{Error, ErrorKind, KeyMaterial, Result};
+use multirail_spi::{Error, ErrorKind, RemoteKey, Result};
 
 use crate::staging_buffer::{BUFFER_LEN, SLOT_COUNT, SLOT_LEN};
 
@@ -9,7 +9,7 @@ use crate::staging_buffer::{BUFFER_LEN, SLOT_COUNT, SLOT_LEN};
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
 pub(crate) struct StagingOffer {
     /// The key of its staging buffer.
-    pub buffer: KeyMaterial,
+    pub buffer: RemoteKey,
     /// Whether it can send [`WAKE_IMM`](crate::wire::WAKE_IMM), and is woken by it.
     pub wake_imm: bool,
 }
@@ -79,7 +79,7 @@ mod tests {
 
     use super::*;
 
-    const KEY: KeyMaterial = KeyMaterial { base: 1 << 40, key: 77, len: BUFFER_LEN as u64 };
+    const KEY: RemoteKey = RemoteKey { base: 1 << 40, key: 77, len: BUFFER_LEN as u64 };
 
     proptest! {
         #[test]
@@ -102,8 +102,8 @@ mod tests {
     fn an_offer_that_does_not_fit_is_refused() {
         let append = |inner, buffer| append(inner, StagingOffer { buffer, wake_imm: true }).unwrap();
         let refused = |buffer| split(&append(vec![1], buffer)).unwrap_err().kind();
-        assert_eq!(refused(KeyMaterial { len: 1, ..KEY }), ErrorKind::Protocol);
-        assert_eq!(refused(KeyMaterial { base: KeyMaterial::STAGED, ..KEY }), ErrorKind::Protocol);
+        assert_eq!(refused(RemoteKey { len: 1, ..KEY }), ErrorKind::Protocol);
+        assert_eq!(refused(RemoteKey { base: RemoteKey::STAGED, ..KEY }), ErrorKind::Protocol);
         let mut other = append(Vec::new(), KEY);
         other[0] = VERSION + 1;
         assert_eq!(split(&other).unwrap_err().kind(), ErrorKind::Version);

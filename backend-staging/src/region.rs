@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Poll;
 
 use multirail_spi::staging::SlotRequest;
-use multirail_spi::{Access, Error, ErrorKind, KeyMaterial, Memory, MemoryRegion, Result};
+use multirail_spi::{Access, Error, ErrorKind, Memory, MemoryRegion, RemoteKey, Result};
 
 use crate::copies::MemoryLocation;
 
@@ -42,7 +42,7 @@ impl StagedRegions {
         loop {
             getrandom::fill(&mut bytes).map_err(failed)?;
             // A random key cannot be guessed. With the bit `STAGED` set it equals no lkey of the inner device.
-            let key = u64::from_ne_bytes(bytes) & !KeyMaterial::STAGED;
+            let key = u64::from_ne_bytes(bytes) & !RemoteKey::STAGED;
             let (peer_copies, is_revoked) = (AtomicU32::new(0), AtomicBool::new(false));
             let region = Arc::new(StagedRegion {
                 key,
@@ -65,7 +65,7 @@ impl StagedRegions {
     /// The staged region with this lkey. Returns `None` for an lkey of the inner device.
     pub(crate) fn by_lkey(&self, lkey: u64) -> Option<Arc<StagedRegion>> {
         let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        all.get(&(lkey & !KeyMaterial::STAGED)).filter(|_| lkey & KeyMaterial::STAGED != 0).cloned()
+        all.get(&(lkey & !RemoteKey::STAGED)).filter(|_| lkey & RemoteKey::STAGED != 0).cloned()
     }
 
     /// Begins the access that a peer requests, if the region allows it.
@@ -118,11 +118,11 @@ pub(crate) struct StagedRegistration {
 
 impl MemoryRegion for StagedRegistration {
     fn lkey(&self) -> u64 {
-        self.region.key | KeyMaterial::STAGED
+        self.region.key | RemoteKey::STAGED
     }
 
-    fn key(&self) -> KeyMaterial {
-        KeyMaterial { base: KeyMaterial::STAGED, key: self.region.key, len: self.region.memory.len() as u64 }
+    fn key(&self) -> RemoteKey {
+        RemoteKey { base: RemoteKey::STAGED, key: self.region.key, len: self.region.memory.len() as u64 }
     }
 
     fn staging_reason(&self) -> Option<&str> {

@@ -10,9 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 
 use cuda::{Device, PageLock, Reach};
-use multirail_spi::{
-    Access, Domain, Error, ErrorKind, HostBuffer, KeyMaterial, Memory, MemoryRegion, Result,
-};
+use multirail_spi::{Access, Domain, Error, ErrorKind, HostBuffer, Memory, MemoryRegion, RemoteKey, Result};
 
 use crate::wire::{NumberedRequest, REQUEST_WORDS};
 
@@ -67,7 +65,7 @@ unsafe impl Memory for PolledMemory {
         self.0.len()
     }
 
-    fn is_watched(&self) -> bool {
+    fn is_polled(&self) -> bool {
         true
     }
 
@@ -87,7 +85,7 @@ impl StagingBuffer {
     }
 
     /// The key that the peer imports.
-    pub(crate) fn key(&self) -> Result<KeyMaterial> {
+    pub(crate) fn key(&self) -> Result<RemoteKey> {
         let closed = || Error::new(ErrorKind::Closed, "connect", "the staging buffer is closed");
         self.region.as_ref().map(|region| region.key()).ok_or_else(closed)
     }

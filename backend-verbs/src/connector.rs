@@ -133,7 +133,7 @@ impl Connector for DomainState {
         if self.join_offered(slot, joining, &offer)? { Ok(()) } else { Err(too_late()) }
     }
 
-    fn offer_again(&self, slot: PeerSlot) -> Result<Option<Vec<u8>>> {
+    fn next_offer(&self, slot: PeerSlot) -> Result<Option<Vec<u8>>> {
         let SlotState::Broken { generation: broken, offer: None } = *self.peers.lock_working()?.slot(slot)?
         else {
             return Ok(None);
@@ -170,7 +170,7 @@ impl Connector for DomainState {
             return Ok(Vec::new());
         }
         let replaced = table.set(slot, SlotState::Up(Arc::new(joining.pairs)));
-        self.peers.changed();
+        self.peers.mark_changed();
         drop(table);
         // The replaced connection stops before the peer has the answer and sends over the next one: a late packet must
         // not land on newer bytes. Stopping also flushes the requests that are posted there, which wakes an endpoint
@@ -182,7 +182,7 @@ impl Connector for DomainState {
         Ok(answer)
     }
 
-    fn renewed(&self, slot: PeerSlot, answer: &[u8]) -> Result<()> {
+    fn finish_renewal(&self, slot: PeerSlot, answer: &[u8]) -> Result<()> {
         if answer.is_empty() {
             return Ok(());
         }

@@ -3,7 +3,7 @@
 use std::ffi::CStr;
 use std::sync::Arc;
 
-use multirail_spi::{Error, ErrorKind, Fences, Result};
+use multirail_spi::{Error, ErrorKind, Flushes, Result};
 use rdma_sys as ib;
 
 use crate::device_memory::DeviceRegions;
@@ -49,7 +49,7 @@ pub(crate) struct Device {
     pub(crate) name: String,
     /// Registered memory that the processor cannot access.
     pub(crate) device_regions: DeviceRegions,
-    pub(crate) fences: Fences,
+    pub(crate) flushes: Flushes,
 }
 
 impl Device {
@@ -78,7 +78,7 @@ impl Device {
             limits,
             name: wanted.to_owned(),
             device_regions: DeviceRegions::default(),
-            fences: Fences::default(),
+            flushes: Flushes::default(),
         }))
     }
 

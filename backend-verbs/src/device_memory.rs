@@ -8,7 +8,7 @@ use multirail_spi::{ErrorKind, Memory, MemoryKind, Result, Status};
 use crate::status::{NO_STORE, NOT_REGISTERED};
 
 /// A local key has the card's number in its lower 32 bits. The upper bits have the number of the device region, or 0
-/// for a region that the processor can access. Bit 63 stays clear: it marks staged memory (`KeyMaterial::STAGED`).
+/// for a region that the processor can access. Bit 63 stays clear: it marks staged memory (`RemoteKey::STAGED`).
 const SHIFT: u32 = u32::BITS;
 const MOST: u32 = u32::MAX >> 1;
 

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use multirail_spi::{
     AbortScope, Access, Capabilities, Connector, DeliveredCost, DeliveredScope, Domain, DomainSetup,
-    Endpoint, EndpointConfig, Error, ErrorKind, KeyMaterial, Memory, MemoryRegion, Operations, PeerSlot,
-    Progress, RemoteMemory, Result, Revocation,
+    Endpoint, EndpointConfig, Error, ErrorKind, Memory, MemoryRegion, Operations, PeerSlot, Progress,
+    RemoteKey, RemoteMemory, Result, Revocation,
 };
 use rdma_sys as ib;
 
@@ -198,7 +198,7 @@ fn capabilities(card: &PortQueues, port: &Port) -> Capabilities {
     it.max_regions = u32::try_from(card.device.limits.max_mr).unwrap_or(1).max(1);
     it.link_bits_per_s = port.rate().filter(|_| !card.device.is_software());
     // The card asks a peer to send again if its imm or message finds no receive.
-    it.cq_depth = u64::MAX;
+    it.arrival_depth = u64::MAX;
     it.progress = Progress::Auto;
     it.abort_scope = AbortScope::Peer;
     it.revocation = Revocation::DeviceKey;
@@ -225,7 +225,7 @@ impl Domain for VerbsDomain {
         Ok(Arc::new(region?))
     }
 
-    fn import(&self, peer: PeerSlot, key: &KeyMaterial, _limit: Duration) -> Result<Arc<dyn RemoteMemory>> {
+    fn import(&self, peer: PeerSlot, key: &RemoteKey, _limit: Duration) -> Result<Arc<dyn RemoteMemory>> {
         if !self.0.peers.is_up(peer) {
             let context = format!("peer slot {} is not connected: complete the connection first", peer.0);
             return Err(Error::new(ErrorKind::Unreachable, "import", context));

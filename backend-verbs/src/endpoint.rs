@@ -209,7 +209,7 @@ impl VerbsEndpoint {
     /// Frees the slots whose `PeerGone` the engine has acted on, as it polls again.
     #[cold]
     fn free_slots(&mut self) {
-        self.closed.take_heard(&self.waiting).for_each(|peer| self.shared.peers.free(peer));
+        self.closed.take_free(&self.waiting).for_each(|peer| self.shared.peers.free(peer));
     }
 
     /// Reads all events of the channel, so that its descriptor becomes readable with the next one.
@@ -570,7 +570,7 @@ impl Endpoint for VerbsEndpoint {
         {
             let _ = into.push(event);
         }
-        self.shared.card.device.fences.flush_if_arrivals(into);
+        self.shared.card.device.flushes.flush_if_arrivals(into);
     }
 
     fn arm(&mut self) -> Armed {

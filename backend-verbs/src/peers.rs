@@ -279,7 +279,7 @@ impl Peers {
                 *slot = SlotState::Lost;
             }
         }
-        self.changed();
+        self.mark_changed();
     }
 
     /// Removes all slots. Returns once all queue pairs are destroyed: a join that is under way finds no slot for them.
@@ -288,8 +288,8 @@ impl Peers {
         self.joins.await_none();
     }
 
-    pub(crate) fn changed(&self) {
-        self.table.changed();
+    pub(crate) fn mark_changed(&self) {
+        self.table.mark_changed();
     }
 
     pub(crate) fn reserve(&self, pairs: QueuePairs) -> Result<PeerSlot> {
@@ -305,7 +305,7 @@ impl Peers {
         let is_ours = |slot: &SlotState| !matches!(slot, SlotState::Free | SlotState::Gone);
         if table.slots.get(slot.0 as usize).is_some_and(is_ours) {
             table.set(slot, SlotState::Leaving);
-            self.changed();
+            self.mark_changed();
         }
     }
 
@@ -324,7 +324,7 @@ impl Peers {
         } else {
             table.retire(slot, pairs);
         }
-        self.changed();
+        self.mark_changed();
         Ok(is_still)
     }
 
@@ -342,7 +342,7 @@ impl Peers {
             *state = SlotState::Broken { generation, offer: None };
         }
         table.retire(slot, pairs);
-        self.changed();
+        self.mark_changed();
     }
 
     /// The slot of the queue pair `number`, if that is connected or being connected.
@@ -362,7 +362,7 @@ impl Peers {
     /// Marks a slot whose last request is over.
     pub(crate) fn end(&self, slot: PeerSlot) {
         self.lock().slots[slot.0 as usize] = SlotState::Gone;
-        self.changed();
+        self.mark_changed();
     }
 
     /// Frees a slot for the next peer.
@@ -381,7 +381,7 @@ impl Peers {
         let breaks = number.is_none_or(is_its);
         if breaks {
             table.set(slot, SlotState::Broken { generation, offer: None });
-            self.changed();
+            self.mark_changed();
         }
         breaks
     }

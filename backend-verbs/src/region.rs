@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Poll;
 
 use multirail_spi::{
-    Access, DmaBuf, Error, ErrorKind, KeyMaterial, Memory, MemoryKind, MemoryRegion, RemoteMemory, Result,
+    Access, DmaBuf, Error, ErrorKind, Memory, MemoryKind, MemoryRegion, RemoteKey, RemoteMemory, Result,
 };
 use rdma_sys as ib;
 
@@ -17,7 +17,7 @@ use crate::status::EINVAL;
 pub(crate) struct Registered {
     mr: Mutex<Option<Object<ib::ibv_mr>>>,
     lkey: u64,
-    key: KeyMaterial,
+    key: RemoteKey,
     memory: Arc<dyn Memory>,
     device: Arc<Device>,
 }
@@ -37,7 +37,7 @@ impl Registered {
         // GPU memory is slow without relaxed ordering. A completion still comes after its bytes. The library drops the
         // flag if the kernel does not know it.
         let mut rights = ib::IBV_ACCESS_LOCAL_WRITE;
-        if !memory.is_watched() {
+        if !memory.is_polled() {
             rights |= ib::IBV_ACCESS_RELAXED_ORDERING;
         }
         if access.contains(Access::REMOTE_WRITE) {
@@ -58,14 +58,14 @@ impl Registered {
             }
         }?;
         // Before a peer can get the key.
-        device.fences.add(&*memory)?;
+        device.flushes.add(&*memory)?;
         let start = memory.as_ptr();
         // SAFETY: the registration is open.
         let (lkey, rkey) = unsafe { ((*mr.as_ptr()).lkey, (*mr.as_ptr()).rkey) };
         Ok(Self {
             mr: Mutex::new(Some(mr)),
             lkey: device.device_regions.add(&memory, lkey),
-            key: KeyMaterial { base: start as u64, key: rkey.into(), len: memory.len() as u64 },
+            key: RemoteKey { base: start as u64, key: rkey.into(), len: memory.len() as u64 },
             memory,
             device: Arc::clone(device),
         })
@@ -188,7 +188,7 @@ impl MemoryRegion for Registered {
         self.lkey
     }
 
-    fn key(&self) -> KeyMaterial {
+    fn key(&self) -> RemoteKey {
         self.key
     }
 
@@ -199,7 +199,7 @@ impl MemoryRegion for Registered {
 }
 
 /// An imported region of a peer. A request needs only its numbers.
-pub(crate) struct Imported(pub(crate) KeyMaterial);
+pub(crate) struct Imported(pub(crate) RemoteKey);
 
 impl RemoteMemory for Imported {
     fn rkey(&self) -> u64 {

@@ -45,8 +45,12 @@ impl TestEndpoint {
         let device = Device::open(name).expect("soft-RoCE devices exist");
         let port = Port::query(&device, 1).unwrap();
         let config = VerbsConfig { timeout: 14, retries, ..VerbsConfig::default() };
-        let setup =
-            DomainSetup { clock: Arc::new(SystemClock::default()), seed: 1, incarnation: 1, sleeps: true };
+        let setup = DomainSetup {
+            clock: Arc::new(SystemClock::default()),
+            seed: 1,
+            incarnation: 1,
+            worker_sleeps: true,
+        };
         let domain = VerbsDomain::open(Arc::clone(&device), port, &config, &setup).unwrap();
         let endpoint = domain.endpoint(EndpointConfig::default()).unwrap();
         let (slot, offer) = domain.connector().prepare().unwrap();

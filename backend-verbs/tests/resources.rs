@@ -178,7 +178,7 @@ fn the_lesser_number_of_queue_pairs_is_used() {
 fn a_slot_is_offered_anew_once_its_end_was_heard() {
     let [device, _] = devices();
     let setup =
-        DomainSetup { clock: Arc::new(SystemClock::default()), seed: 1, incarnation: 1, sleeps: true };
+        DomainSetup { clock: Arc::new(SystemClock::default()), seed: 1, incarnation: 1, worker_sleeps: true };
     let domain = Verbs::new().open(&device, &setup).expect("a domain");
     let mut endpoint = domain.endpoint(EndpointConfig::default()).expect("its endpoint");
     let offers = || domain.connector().prepare().expect("a slot").0;

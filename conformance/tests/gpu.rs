@@ -10,7 +10,7 @@ use std::sync::Arc;
 use backend_loopback::{Loopback, LoopbackConfig};
 use cuda::{CudaMemory, Device};
 use multirail_conformance::{BackendUnderTest, KnownFailure, TransferSide, TransportShape, Variant};
-use staging::{Staged, Staging};
+use staging::{Staged, StagingPolicy};
 use transport_core::{Memory, TransportConfig};
 
 /// No trial fails. An entry whose trial passes fails the suite.
@@ -80,7 +80,7 @@ impl BackendUnderTest for GpuMemory {
         }
         let backend = Arc::new(Loopback::with(LoopbackConfig::default().devices(shape.rails)));
         Ok(match self.name {
-            STAGED => TransportConfig::new(label, Arc::new(Staged::new(backend, Staging::Always))),
+            STAGED => TransportConfig::new(label, Arc::new(Staged::new(backend, StagingPolicy::Always))),
             _ => TransportConfig::new(label, backend),
         })
     }

@@ -5,7 +5,7 @@ mod link;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use backend_loopback::{Loopback, LoopbackConfig, Staging};
+use backend_loopback::{Loopback, LoopbackConfig, StagingPolicy};
 use multirail_conformance::{BackendUnderTest, TransportShape, TrialTag, Variant};
 use transport_core::TransportConfig;
 
@@ -17,7 +17,7 @@ const TARGET_IDLE: &str = "the target has to run turns to move staged bytes, and
 
 struct LoopbackDevices {
     rails: u32,
-    staging: Staging,
+    staging: StagingPolicy,
     name: String,
 }
 
@@ -36,14 +36,14 @@ impl BackendUnderTest for LoopbackDevices {
     }
 
     fn skip_reason(&self, trial: &str) -> Option<&str> {
-        (self.staging == Staging::Always && NOT_STAGED.contains(&trial)).then_some(TARGET_IDLE)
+        (self.staging == StagingPolicy::Always && NOT_STAGED.contains(&trial)).then_some(TARGET_IDLE)
     }
 
     fn transport(&self, label: &str, shape: TransportShape) -> Result<TransportConfig, String> {
         let config = LoopbackConfig::default().devices(shape.rails).staging(self.staging);
         let config = match shape.variant {
             Variant::Plain => config,
-            Variant::Late if self.staging == Staging::Always => {
+            Variant::Late if self.staging == StagingPolicy::Always => {
                 return Err("the target copies staged bytes, so they are visible at their completion".into());
             }
             variant => config.link(link::of(variant)),
@@ -57,9 +57,9 @@ fn main() -> ExitCode {
         Arc::new(LoopbackDevices { rails, staging, name: name.into() }) as Arc<dyn BackendUnderTest>
     };
     multirail_conformance::main(vec![
-        under_test(1, Staging::Never, "loopback-x1"),
-        under_test(2, Staging::Never, "loopback-x2"),
-        under_test(4, Staging::Never, "loopback-x4"),
-        under_test(1, Staging::Always, "loopback-staged"),
+        under_test(1, StagingPolicy::Never, "loopback-x1"),
+        under_test(2, StagingPolicy::Never, "loopback-x2"),
+        under_test(4, StagingPolicy::Never, "loopback-x4"),
+        under_test(1, StagingPolicy::Always, "loopback-staged"),
     ])
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use backend_efa::{Efa, EfaConfig};
 use backend_loopback::{Loopback, LoopbackConfig};
 use multirail_conformance::{BackendUnderTest, TransportShape, TrialTag, Variant, devices};
-use staging::{Staged, Staging};
+use staging::{Staged, StagingPolicy};
 use transport_core::TransportConfig;
 use transport_core::spi::Backend;
 
@@ -73,7 +73,7 @@ impl BackendUnderTest for StagedDevices {
             Some(_) => return Err(format!("libfabric cannot simulate {} devices", shape.variant.name())),
         };
         let devices = devices(&*inner, shape.rails)?;
-        let backend = Staged::new(inner, Staging::Always);
+        let backend = Staged::new(inner, StagingPolicy::Always);
         Ok(TransportConfig::new(label, Arc::new(backend)).devices(devices))
     }
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use backend_verbs::{Verbs, VerbsConfig};
 use multirail_conformance::{BackendUnderTest, TransportShape, TrialTag, Variant, devices};
-use staging::{Staged, Staging};
+use staging::{Staged, StagingPolicy};
 use transport_core::TransportConfig;
 use transport_core::spi::Backend;
 
@@ -70,7 +70,7 @@ fn main() -> ExitCode {
                 under_test("verbs-q1", cards(1, 1), 1),
                 under_test("verbs-q4", cards(4, 4), 1),
                 under_test("verbs-x2", cards(3, 2), 2),
-                under_test("verbs-staged", Arc::new(Staged::new(cards(4, 4), Staging::Always)), 1),
+                under_test("verbs-staged", Arc::new(Staged::new(cards(4, 4), StagingPolicy::Always)), 1),
             ]
         }
         // Standard output is for the helpers' responses.

@@ -8,7 +8,7 @@ use cudarc::driver::sys::{
     self, CUdevice_attribute as Attribute, CUflushGPUDirectRDMAWritesOptions_enum as FlushOptions,
     CUflushGPUDirectRDMAWritesScope_enum as FlushScope, CUflushGPUDirectRDMAWritesTarget_enum as FlushTarget,
 };
-use multirail_spi::{Error, ErrorKind, Fence, Result};
+use multirail_spi::{Error, ErrorKind, Flush, Result};
 use topology::Address;
 
 use crate::attributes::ordinal_of;
@@ -349,7 +349,7 @@ impl Device {
     }
 }
 
-impl Fence for Device {
+impl Flush for Device {
     fn flush(&self) -> Result<()> {
         self.flush_writes()
     }

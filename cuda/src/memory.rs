@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use cudarc::driver::sys::{self, CUdeviceptr, CUmemRangeHandleType as RangeHandle};
 use cudarc::driver::{CudaSlice, DevicePtr};
-use multirail_spi::{DmaBuf, Error, ErrorKind, Fence, Memory, MemoryKind, Result};
+use multirail_spi::{DmaBuf, Error, ErrorKind, Flush, Memory, MemoryKind, Result};
 use topology::Address;
 
 use crate::attributes::{Allocation, allocation, synchronise};
@@ -211,7 +211,7 @@ unsafe impl Memory for CudaMemory {
         self.device.within("export GPU memory", exported).map(Some)
     }
 
-    fn fence(&self) -> Result<Option<Arc<dyn Fence>>> {
+    fn needed_flush(&self) -> Result<Option<Arc<dyn Flush>>> {
         if self.device.writes_ordering() > WritesOrdering::None {
             return Ok(None);
         }

@@ -59,13 +59,13 @@ fn devices_have_names_addresses_and_attributes() {
             device.has_rdma(),
             device.writes_ordering()
         );
-        // A GPU that sees writes in order needs no fence. The flush works wherever the driver says so, needed or not.
-        let fence = CudaMemory::new(&device, 1).unwrap().fence();
+        // A GPU that sees writes in order needs no flush. The flush works wherever the driver says so, needed or not.
+        let flush = CudaMemory::new(&device, 1).unwrap().needed_flush();
         match device.writes_ordering() {
             WritesOrdering::None => {
-                assert_eq!(fence.is_ok_and(|fence| fence.is_some()), device.can_flush_writes())
+                assert_eq!(flush.is_ok_and(|flush| flush.is_some()), device.can_flush_writes())
             }
-            _ => assert!(fence.unwrap().is_none()),
+            _ => assert!(flush.unwrap().is_none()),
         }
         assert_eq!(device.flush_writes().is_ok(), device.can_flush_writes());
         println!("a call can flush writes: {}", device.can_flush_writes());

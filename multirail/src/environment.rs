@@ -8,7 +8,7 @@ use std::sync::Arc;
 use ::staging::Staged;
 use topology::{Address, Machine};
 use transport_core::spi::Backend;
-use transport_core::{Error, ErrorKind, RailGroups, Result, Staging};
+use transport_core::{Error, ErrorKind, RailGroups, Result, StagingPolicy};
 
 use crate::MachineSource;
 use crate::registry::UnavailableBackend;
@@ -102,7 +102,7 @@ pub fn staged_if_asked(backend: Arc<dyn Backend>) -> Arc<dyn Backend> {
 
 fn staged_as(backend: Arc<dyn Backend>, text: &str) -> Arc<dyn Backend> {
     match text.parse() {
-        Ok(Staging::Never) => backend,
+        Ok(StagingPolicy::Never) => backend,
         Ok(staging) => Arc::new(Staged::new(backend, staging)),
         Err(error) => UnavailableBackend::invalid_setting(backend.name(), STAGING, &error),
     }

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::spi::KeyMaterial;
+use crate::spi::RemoteKey;
 use crate::{Access, Error, ErrorKind, MemoryKind, Result};
 
 /// The first bytes of every descriptor: `mrD` and the version of the format.
@@ -34,7 +34,7 @@ pub(crate) struct Entry {
     pub transport: String,
     pub domain: u64,
     pub rail: u16,
-    pub key: KeyMaterial,
+    pub key: RemoteKey,
 }
 
 impl Descriptor {
@@ -131,7 +131,7 @@ mod tests {
                     transport,
                     domain,
                     rail,
-                    key: KeyMaterial { base: base.into(), key, len: 4096 },
+                    key: RemoteKey { base: base.into(), key, len: 4096 },
                 })
                 .collect()
         })

@@ -177,7 +177,7 @@ fn why_queued(link: &Link, local: &Region, remote: &RemoteRegion, span: CheckedR
     let Some(path) = link.direct_path(&remote.0, span.len) else {
         return Some(closed(link, remote.0.direct_path.as_ref().map(|path| path.max), span.len));
     };
-    path.direct.declines(&*path.import, local.0.device_memory_mask != 0, span.len).map(Into::into)
+    path.direct.decline_reason(&*path.import, local.0.device_memory_mask != 0, span.len).map(Into::into)
 }
 
 /// The reason why the direct path is closed. `max` is the most bytes for it, if there is one.

@@ -108,6 +108,6 @@ pub use remote::RemoteRegion;
 #[cfg(unix)]
 pub use spi::DmaBuf;
 pub use spi::{
-    Access, Clock, Error, ErrorKind, Fence, HostBuffer, Locality, Memory, MemoryKind, Result, Signal,
-    Staging, SystemClock, Time, VirtualClock, WakeupHandle, WakeupPipe, copy,
+    Access, Clock, Error, ErrorKind, Flush, HostBuffer, Locality, Memory, MemoryKind, Result, Signal,
+    StagingPolicy, SystemClock, Time, VirtualClock, WakeupHandle, WakeupPipe, copy,
 };

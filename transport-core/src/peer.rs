@@ -15,7 +15,7 @@ use std::time::Instant;
 
 use crate::control::{Identity, SessionHandle, SessionHost, SessionPeer};
 use crate::engine::Control;
-use crate::engine::flow_control::Allowance;
+use crate::engine::flow_control::WireGrant;
 use crate::engine::index::{GroupIndex, TransportIndex};
 use crate::engine::peer::{Link, PeerState};
 use crate::fabric::FabricInner;
@@ -250,13 +250,13 @@ impl Peer {
     }
 
     /// What this side has granted the peer, by the transport's label.
-    pub(crate) fn grants(&self) -> impl Iterator<Item = (&str, Allowance)> {
+    pub(crate) fn grants(&self) -> impl Iterator<Item = (&str, WireGrant)> {
         let up = self.0.first_links().filter(|link| link.is_up());
         up.filter_map(|link| Some((&*link.label, link.engine.receiver_credits.state(self.0.id)?.allowance)))
     }
 
     /// Tells the peer what it may send over one transport.
-    pub(crate) fn announce_grant(&self, transport: TransportIndex, allowance: Allowance) {
+    pub(crate) fn announce_grant(&self, transport: TransportIndex, allowance: WireGrant) {
         let label = &self.0.first_link_of(transport).label;
         self.0.context.session.grant(label, allowance);
         if let Some(other) = self.in_process_peer()
@@ -271,11 +271,11 @@ impl Peer {
         let link = &self.0.links[group];
         for (_, pair) in link.pairs().filter(|(of, _)| *of == rail) {
             let connector = pair.domain.connector();
-            let announced = connector.offer_again(pair.slot).and_then(|offer| {
+            let announced = connector.next_offer(pair.slot).and_then(|offer| {
                 let Some(offer) = offer else { return Ok(()) };
                 if let Some(other) = self.in_process_peer() {
                     let answer = other.note_relocation(&link.label, pair.pair, &offer)?;
-                    return pair.renew(|connector| connector.renewed(pair.slot, &answer));
+                    return pair.renew(|connector| connector.finish_renewal(pair.slot, &answer));
                 }
                 self.0.context.session.moved(&link.label, pair.pair, offer);
                 Ok(())
@@ -291,7 +291,7 @@ impl Peer {
     }
 
     /// Notes what the peer allows this side to send.
-    pub(crate) fn note_grant(&self, label: &str, allowance: &Allowance) -> Result<()> {
+    pub(crate) fn note_grant(&self, label: &str, allowance: &WireGrant) -> Result<()> {
         let refuse = |why: String| Err(Error::new(ErrorKind::Protocol, "take a grant", why));
         let Some(link) = self.0.links.iter().find(|link| link.is_up() && link.label == label) else {
             return refuse(format!("the peer's grant is for {label:?}, which is no transport between us"));
@@ -314,7 +314,7 @@ impl Peer {
 
     /// Notes that the peer uses the new address of this side's endpoint.
     pub(crate) fn note_followed(&self, label: &str, pair: u16, answer: &[u8]) -> Result<()> {
-        self.renew(label, pair, |connector, slot| connector.renewed(slot, answer))
+        self.renew(label, pair, |connector, slot| connector.finish_renewal(slot, answer))
     }
 
     /// Renews the connection of pair `pair` of the transport called `label`. Then wakes the engine, so that its
@@ -346,11 +346,11 @@ impl SessionPeer for Peer {
         self.0.context.note_heard(now);
     }
 
-    fn grants(&self) -> Vec<(String, Allowance)> {
+    fn grants(&self) -> Vec<(String, WireGrant)> {
         self.grants().map(|(label, allowance)| (label.to_owned(), allowance)).collect()
     }
 
-    fn note_grant(&self, label: &str, allowance: &Allowance) -> Result<()> {
+    fn note_grant(&self, label: &str, allowance: &WireGrant) -> Result<()> {
         self.note_grant(label, allowance)
     }
 

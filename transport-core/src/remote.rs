@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::descriptor::Entry;
 use crate::engine::memory::{DirectPath, RemoteInner};
 use crate::engine::peer::{Link, PairedRail};
-use crate::spi::{KeyMaterial, PeerSlot, RemoteMemory};
+use crate::spi::{PeerSlot, RemoteKey, RemoteMemory};
 use crate::{Access, Descriptor, Error, ErrorKind, MemoryKind, PeerId, Result};
 
 /// The most time for the import of one key: a backend may have to ask the peer's process.
@@ -119,7 +119,7 @@ fn import_entries(links: &[Link], entries: &[Entry]) -> Result<Vec<Option<Arc<dy
     Ok(imports)
 }
 
-fn import_on(rail: &PairedRail, key: &KeyMaterial) -> Result<Arc<dyn RemoteMemory>> {
+fn import_on(rail: &PairedRail, key: &RemoteKey) -> Result<Arc<dyn RemoteMemory>> {
     if key.is_staged() && !rail.domain.capabilities().supports_staging {
         let why = "no device of the peer can register this memory, so the peer stages it; allow staging on this \
                    side too (MULTIRAIL_STAGING=1)";

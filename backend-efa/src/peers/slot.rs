@@ -1,49 +1,49 @@
-//! A peer's slot: whose it is, and where that peer is.
+//! The state of a peer slot, and what the endpoint reads of it.
 
 use libfabric_sys::fi_addr_t;
 
 use crate::tag::PeerTag;
 
-/// A connected peer, as requests need it.
+/// What a request to a connected peer needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Remote {
+pub(crate) struct Destination {
     pub address: fi_addr_t,
-    /// The endpoint in whose address vector that is: the one by which the peer knows us.
+    /// The number of the libfabric endpoint to post to: the address is in its address vector, and the peer knows it.
     pub endpoint: u32,
-    /// Ours there, which goes with all that we send.
+    /// The peer's tag for this side. Each request carries it.
     pub peer_tag: PeerTag,
-    /// Where writes without bytes go.
-    pub landing: Landing,
+    pub empty_write_target: EmptyWriteTarget,
 }
 
-/// A registered place for writes without bytes.
+/// The remote address and key that a write without bytes names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub(crate) struct Landing {
+pub(crate) struct EmptyWriteTarget {
     pub base: u64,
     pub key: u64,
 }
 
-/// Where a peer is, by its own words.
+/// What a peer's offer says.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct RemoteAddress {
     pub address: Vec<u8>,
-    /// The number of its process.
+    /// A random number of the peer's process.
     pub process: u64,
-    /// Ours there.
+    /// The peer's tag for this side.
     pub peer_tag: PeerTag,
-    pub landing: Landing,
+    pub empty_write_target: EmptyWriteTarget,
 }
 
-/// A slot as the endpoint sees it.
+/// What the endpoint reads of a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) enum View {
-    /// Nobody's, or offered to a peer that has not answered.
+pub(crate) enum SlotView {
+    /// The slot has no peer, or is offered to a peer that has not answered.
     #[default]
     Free,
-    Up(Remote),
-    /// Connected, but the peer knows only an endpoint that is closed: it has been told of the next.
+    Up(Destination),
+    /// The slot is connected, but the peer knows only an endpoint that is closed. The engine has sent it the address of
+    /// the next one.
     Waiting,
-    /// Ended by this side: the endpoint says when its last request is over.
+    /// This side has disconnected the slot. The endpoint reports when the slot's last request has ended.
     Leaving,
 }
 
@@ -51,33 +51,34 @@ pub(crate) enum View {
 pub(super) enum Slot {
     #[default]
     Free,
-    /// To a peer that was told of this endpoint.
+    /// The slot is offered to a peer, with the address of the endpoint of this number.
     Offered(u32),
-    Up(Known),
-    /// Was the peer's of that address, if any.
+    Up(ConnectedPeer),
+    /// This side has disconnected the slot. Its peer had this address, if it was connected.
     Leaving(Option<Vec<u8>>),
-    /// Its last request is over, which the endpoint is telling: free once that was heard.
+    /// The slot's last request has ended, and the endpoint reports `PeerGone`. The slot is free once the engine has
+    /// acted on that event.
     Gone,
 }
 
 #[derive(Debug)]
-pub(super) struct Known {
-    pub(super) there: RemoteAddress,
-    /// The endpoint that the peer knows.
+pub(super) struct ConnectedPeer {
+    pub(super) remote: RemoteAddress,
+    /// The number of the endpoint that the peer knows.
     pub(super) endpoint: u32,
-    /// Its address there, unless that endpoint is closed.
+    /// The peer's address in that endpoint's address vector; `None` if the endpoint is closed.
     pub(super) address: Option<fi_addr_t>,
-    /// Its address in a newer endpoint, that it does not know yet.
-    pub(super) ahead: Option<fi_addr_t>,
-    /// How often it has moved.
-    pub(super) moves: u32,
+    /// The peer's address in the address vector of a newer endpoint, which the peer does not know yet.
+    pub(super) next_address: Option<fi_addr_t>,
+    /// How often the peer's address has changed.
+    pub(super) relocations: u32,
 }
 
 impl Slot {
-    /// Where its peer is, or was while it ends.
+    /// The address of the slot's peer, until its last request has ended.
     pub(super) fn address(&self) -> Option<&[u8]> {
         match self {
-            Self::Up(known) => Some(&known.there.address),
+            Self::Up(peer) => Some(&peer.remote.address),
             Self::Leaving(address) => address.as_deref(),
             Self::Free | Self::Offered(_) | Self::Gone => None,
         }
@@ -87,17 +88,19 @@ impl Slot {
         matches!(self, Self::Up(_))
     }
 
-    pub(super) fn view(&self) -> View {
+    pub(super) fn view(&self) -> SlotView {
         match self {
-            Self::Free | Self::Offered(_) | Self::Gone => View::Free,
-            Self::Leaving(_) => View::Leaving,
-            Self::Up(Known { address: None, .. }) => View::Waiting,
-            Self::Up(Known { there, endpoint, address: Some(address), .. }) => View::Up(Remote {
-                address: *address,
-                endpoint: *endpoint,
-                peer_tag: there.peer_tag,
-                landing: there.landing,
-            }),
+            Self::Free | Self::Offered(_) | Self::Gone => SlotView::Free,
+            Self::Leaving(_) => SlotView::Leaving,
+            Self::Up(ConnectedPeer { address: None, .. }) => SlotView::Waiting,
+            Self::Up(ConnectedPeer { remote, endpoint, address: Some(address), .. }) => {
+                SlotView::Up(Destination {
+                    address: *address,
+                    endpoint: *endpoint,
+                    peer_tag: remote.peer_tag,
+                    empty_write_target: remote.empty_write_target,
+                })
+            }
         }
     }
 }

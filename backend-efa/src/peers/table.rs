@@ -1,75 +1,127 @@
-//! The slots of a domain, and the endpoints by which their peers may know it.
+//! The slots of a domain, and the endpoints that peers may know.
 
 use std::sync::Arc;
 
 use multirail_spi::{Error, ErrorKind, PeerSlot, Result};
 
-use super::slot::{Known, RemoteAddress, Slot};
-use crate::addresses::Addresses;
+use super::slot::{ConnectedPeer, RemoteAddress, Slot};
+use crate::address_vector::AddressVector;
 use crate::tag::PeerTag;
 
-/// Bytes of a card's address that name a queue pair: its GID and number (`efa_ep_addr`); its key follows.
-const QUEUE_PAIR: usize = 18;
+/// The bytes of a card's address that name a queue pair: its GID and number (`efa_ep_addr`). The queue pair's key
+/// follows.
+const QUEUE_PAIR_LEN: usize = 18;
 
-/// An endpoint that peers may know.
-pub(super) struct Open {
+/// An open endpoint.
+pub(super) struct OpenEndpoint {
     pub(super) number: u32,
-    /// By which peers reach it.
-    pub(super) name: Vec<u8>,
-    pub(super) addresses: Arc<Addresses>,
+    /// The address by which peers reach the endpoint.
+    pub(super) address: Vec<u8>,
+    pub(super) av: Arc<AddressVector>,
 }
 
 #[derive(Default)]
-pub(super) struct Table {
+pub(super) struct PeerTable {
     pub(super) slots: Vec<Slot>,
-    /// Of who has each slot, or had it last.
+    /// The tag of each slot's peer, or of its last one.
     pub(super) peer_tags: Vec<PeerTag>,
-    /// The newest last: two while the endpoint moves, else one.
-    pub(super) endpoints: Vec<Open>,
+    /// The open endpoints, the newest last. There are two while one is replaced.
+    pub(super) endpoints: Vec<OpenEndpoint>,
 }
 
-impl Table {
+impl PeerTable {
+    /// The number and the address of the newest endpoint.
     pub(super) fn newest(&self) -> Result<(u32, Vec<u8>)> {
         let endpoint = self.endpoints.last();
-        let gone = || Error::new(ErrorKind::DeviceLost, "connect", "the device does not work any more");
-        endpoint.map(|endpoint| (endpoint.number, endpoint.name.clone())).ok_or_else(gone)
+        let lost = || Error::new(ErrorKind::DeviceLost, "connect", "the device does not work any more");
+        endpoint.map(|endpoint| (endpoint.number, endpoint.address.clone())).ok_or_else(lost)
     }
 
-    /// Whether all connections to that address end, and some have not yet. There may be several, where two
-    /// sides have connected to each other: they share one state.
+    /// Whether all connections to this address are disconnected, and some still have requests. There may be several
+    /// connections where both sides have connected to each other. They share the provider's state of the address.
     pub(super) fn is_leaving(&self, address: &[u8]) -> bool {
-        let mut sharers = self.slots.iter().filter(|slot| slot.address() == Some(address)).peekable();
-        sharers.peek().is_some() && !sharers.any(Slot::is_up)
+        let mut owners = self.slots.iter().filter(|slot| slot.address() == Some(address)).peekable();
+        owners.peek().is_some() && !owners.any(Slot::is_up)
     }
 
-    /// Whether another peer with that queue pair's number is still known: it is gone, and its number was given
-    /// anew. The provider finds queue pairs by their numbers, and would take the newer one's place out with the
-    /// older one's address, on whose own removal it then crashes (`efa_conn_release`; 1.17 to 2.5).
+    /// Whether this side still knows another address with the same queue pair. Its peer is gone, and its queue pair's
+    /// number was given to a new queue pair.
+    ///
+    /// The provider finds queue pairs by their numbers. If it removed the older address, it would remove the newer
+    /// queue pair, and crash when the newer address is removed later (`efa_conn_release`; 1.17 to 2.5).
     pub(super) fn has_former_owner(&self, address: &[u8]) -> bool {
         let mut others = self.slots.iter().filter_map(Slot::address).filter(|other| *other != address);
-        others.any(|other| other.get(..QUEUE_PAIR) == address.get(..QUEUE_PAIR))
+        others.any(|other| other.get(..QUEUE_PAIR_LEN) == address.get(..QUEUE_PAIR_LEN))
     }
 
-    /// Whether a live peer, in another process and another slot than `slot`, has that address. Several slots of one
-    /// process may share it, where two sides have connected to each other.
-    pub(super) fn is_anothers(&self, slot: PeerSlot, there: &RemoteAddress) -> bool {
+    /// Whether another slot than `slot` has a live peer of another process with this address. Several slots may have
+    /// the address of one process, where both sides have connected to each other.
+    pub(super) fn is_address_taken(&self, slot: PeerSlot, remote: &RemoteAddress) -> bool {
         let others = (0_u32..).zip(&self.slots).filter(|(index, _)| *index != slot.0);
-        let mut known = others
-            .filter_map(|(_, other)| if let Slot::Up(known) = other { Some(&known.there) } else { None });
-        known.any(|known| known.address == there.address && known.process != there.process)
+        let mut others = others
+            .filter_map(|(_, other)| if let Slot::Up(peer) = other { Some(&peer.remote) } else { None });
+        others.any(|other| other.address == remote.address && other.process != remote.process)
     }
 
-    /// Inserts a peer that knows `endpoint` into every endpoint.
-    pub(super) fn know(&self, slot: PeerSlot, endpoint: u32, there: RemoteAddress) -> Result<Known> {
-        let (mut address, mut ahead) = (None, None);
+    /// Inserts the address of a peer, which knows `endpoint`, into the address vector of every endpoint.
+    pub(super) fn insert_peer(
+        &self,
+        slot: PeerSlot,
+        endpoint: u32,
+        remote: RemoteAddress,
+    ) -> Result<ConnectedPeer> {
+        let (mut address, mut next_address) = (None, None);
         for open in &self.endpoints {
-            let inserted = Some(open.addresses.insert(slot.0, &there.address, self.endpoints.len() == 1)?);
+            let inserted = Some(open.av.insert(slot.0, &remote.address, self.endpoints.len() == 1)?);
             match open.number == endpoint {
                 true => address = inserted,
-                false if open.number > endpoint => ahead = inserted,
+                false if open.number > endpoint => next_address = inserted,
                 false => {}
             }
         }
-        Ok(Known { there, endpoint, address, ahead, moves: 0 })
+        Ok(ConnectedPeer { remote, endpoint, address, next_address, relocations: 0 })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::peers::EmptyWriteTarget;
+
+    /// An address as EFA's provider writes it: a GID, a number, a key.
+    fn address(number: u16, key: u32) -> Vec<u8> {
+        [&[7; 16][..], &number.to_ne_bytes(), &[0; 2], &key.to_ne_bytes(), &[0; 8]].concat()
+    }
+
+    #[test]
+    fn a_reused_queue_pair_number_is_noticed() {
+        let leaving = |number, key| Slot::Leaving(Some(address(number, key)));
+        let slots = vec![Slot::Free, leaving(1, 10), leaving(2, 10)];
+        let table = PeerTable { slots, ..PeerTable::default() };
+        assert!(table.has_former_owner(&address(1, 11)));
+        assert!(!table.has_former_owner(&address(1, 10)), "the same queue pair connects again");
+        assert!(!table.has_former_owner(&address(3, 10)));
+    }
+
+    #[test]
+    fn an_address_belongs_to_one_process() {
+        let at = |number, process| {
+            let empty_write_target = EmptyWriteTarget { base: 0, key: 0 };
+            let peer_tag = PeerTag::first(0);
+            RemoteAddress { address: address(number, 10), process, peer_tag, empty_write_target }
+        };
+        let up = |remote| {
+            let peer =
+                ConnectedPeer { remote, endpoint: 0, address: Some(0), next_address: None, relocations: 0 };
+            Slot::Up(peer)
+        };
+        let mut table = PeerTable { slots: vec![up(at(1, 7)), Slot::Offered(0)], ..PeerTable::default() };
+        let slot = PeerSlot(1);
+        assert!(table.is_address_taken(slot, &at(1, 8)));
+        assert!(!table.is_address_taken(slot, &at(1, 7)), "both sides have connected");
+        assert!(!table.is_address_taken(slot, &at(2, 8)));
+        assert!(!table.is_address_taken(PeerSlot(0), &at(1, 8)), "it is the slot's own address");
+        table.slots[0] = Slot::Leaving(Some(address(1, 10)));
+        assert!(!table.is_address_taken(slot, &at(1, 8)), "the former peer is gone");
     }
 }

@@ -1,4 +1,4 @@
-//! One side of a conversation over libfabric's tcp.
+//! One side of a connection over libfabric: a domain with its endpoint and a region.
 #![allow(dead_code, reason = "each test uses what it needs")]
 
 use std::ops::Range;
@@ -11,14 +11,14 @@ use multirail_spi::{
     PeerSlot, RemoteMemory, SystemClock, WorkKind, WorkRequest, copy::CopyStrategy,
 };
 
-/// Everything ends by then.
+/// The limit of every wait.
 pub const LIMIT: Duration = limit::HANG;
 pub const LEN: usize = 8 << 20;
 pub const PIECE: usize = 1 << 20;
 
 /// A domain with its endpoint and a region.
 pub struct Side {
-    // Closed in this order.
+    // The fields are dropped in this order.
     pub endpoint: Box<dyn Endpoint>,
     pub region: Arc<dyn MemoryRegion>,
     pub memory: Arc<HostBuffer>,
@@ -26,12 +26,12 @@ pub struct Side {
 }
 
 impl Side {
-    /// `None`, and a word about it, where there is no libfabric.
+    /// Opens a side over tcp. Returns `None`, and prints why, if there is no libfabric.
     pub fn open() -> Option<Self> {
         Self::of(EfaConfig::default().provider("tcp").node("127.0.0.1"), 0)
     }
 
-    /// On device `index` of a provider; `None`, and a word about it, where there is none.
+    /// Opens a side on device `index` of a provider. Returns `None`, and prints why, if there is none.
     pub fn of(config: EfaConfig, index: usize) -> Option<Self> {
         let efa = Efa::with(config);
         let devices = match efa.probe() {
@@ -41,10 +41,14 @@ impl Side {
                 return None;
             }
         };
-        let setup =
-            DomainSetup { clock: Arc::new(SystemClock::default()), seed: 1, incarnation: 1, sleeps: true };
+        let setup = DomainSetup {
+            clock: Arc::new(SystemClock::default()),
+            seed: 1,
+            incarnation: 1,
+            worker_sleeps: true,
+        };
         let Some(device) = devices.get(index) else {
-            eprintln!("skipped: there are {} devices, and one more than {index} is needed", devices.len());
+            eprintln!("skipped: there are {} devices, and device {index} is needed", devices.len());
             return None;
         };
         let domain = efa.open(device, &setup).unwrap();
@@ -55,8 +59,8 @@ impl Side {
         Some(Self { endpoint, region, memory, domain })
     }
 
-    /// Connects two; each side's slot of the other.
-    pub fn meet(&self, other: &Self) -> (PeerSlot, PeerSlot) {
+    /// Connects two sides. Returns each side's slot for the other.
+    pub fn connect(&self, other: &Self) -> (PeerSlot, PeerSlot) {
         let (ours, our_offer) = self.domain.connector().prepare().unwrap();
         let (theirs, their_offer) = other.domain.connector().prepare().unwrap();
         self.domain.connector().complete(ours, &their_offer).unwrap();
@@ -64,7 +68,7 @@ impl Side {
         (ours, theirs)
     }
 
-    /// The write of piece `number`, which is its id as well.
+    /// The request to write piece `number`. Its id is `number`, too.
     pub fn request(&self, peer: PeerSlot, to: &dyn RemoteMemory, number: usize) -> WorkRequest {
         WorkRequest {
             id: number as u64,
@@ -80,15 +84,15 @@ impl Side {
         }
     }
 
-    /// This side's region as `other` writes to it, which knows it by `slot`.
+    /// Imports this side's region at `other`, whose slot for this side is `slot`.
     pub fn import_for(&self, other: &Self, slot: PeerSlot) -> Arc<dyn RemoteMemory> {
         other.domain.import(slot, &self.region.key(), LIMIT).unwrap()
     }
 
-    /// What its memory holds.
+    /// The bytes of this side's memory.
     pub fn bytes(&self, range: Range<usize>) -> Vec<u8> {
         assert!(range.end <= LEN);
-        // SAFETY: allocated, as long as checked; nobody writes to it meanwhile.
+        // SAFETY: allocated, with the length that was checked; nobody writes to it meanwhile.
         unsafe { std::slice::from_raw_parts(self.memory.as_ptr().add(range.start), range.len()).to_vec() }
     }
 }

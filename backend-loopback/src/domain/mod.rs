@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use multirail_spi::{
     AbortScope, Access, Capabilities, Connector, DeliveredCost, DeliveredScope, Direct, Domain, DomainSetup,
-    Endpoint, EndpointConfig, Error, ErrorKind, KeyMaterial, Memory, MemoryKind, MemoryRegion, Operations,
-    Ordering as Ordered, PeerSlot, Progress, RemoteMemory, Result, Revocation,
+    Endpoint, EndpointConfig, Error, ErrorKind, Memory, MemoryKind, MemoryRegion, Operations,
+    Ordering as Ordered, PeerSlot, Progress, RemoteKey, RemoteMemory, Result, Revocation,
 };
 
 use crate::config::LoopbackConfig;
@@ -141,7 +141,7 @@ impl Domain for LoopbackDomain {
         Ok(Arc::new(RegionHandle::new(regions, key, len, in_device_memory, self.inner.clone())))
     }
 
-    fn import(&self, peer: PeerSlot, key: &KeyMaterial, limit: Duration) -> Result<Arc<dyn RemoteMemory>> {
+    fn import(&self, peer: PeerSlot, key: &RemoteKey, limit: Duration) -> Result<Arc<dyn RemoteMemory>> {
         let state = &self.inner.state;
         let target = self.connected("import", peer)?;
         let region = resolve(&target, key.key, limit, state.staging)?;
@@ -285,7 +285,7 @@ fn capabilities(config: &LoopbackConfig) -> Capabilities {
     it.link_bits_per_s = link.and_then(|link| link.bits_per_s);
     it.requests_per_s = link.and_then(|link| link.ops_per_s);
     // Without a link model nothing can be overrun: a full message ring makes the sender wait.
-    it.cq_depth = link.and_then(|link| link.cq_depth).map_or(u64::MAX, u64::from);
+    it.arrival_depth = link.and_then(|link| link.cq_depth).map_or(u64::MAX, u64::from);
     it.progress = Progress::Manual;
     it.batch_bytes = BATCH;
     it.abort_scope = AbortScope::Peer;

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use multirail_spi::{Error, ErrorKind, Memory, MemoryKind, Result, Staging, WakeupPipe};
+use multirail_spi::{Error, ErrorKind, Memory, MemoryKind, Result, StagingPolicy, WakeupPipe};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
@@ -280,7 +280,8 @@ impl ClientConnection {
     /// Answers a request for the staging buffer.
     fn open_staging_buffer(&self, state: &DomainState, number: u64) -> bool {
         let Some(inbound) = &self.inbound else { return false };
-        let buffer = if state.staging == Staging::Never { None } else { inbound.open_staging_buffer().ok() };
+        let buffer =
+            if state.staging == StagingPolicy::Never { None } else { inbound.open_staging_buffer().ok() };
         match buffer.and_then(Segment::file) {
             Some(file) => {
                 tracing::info!(

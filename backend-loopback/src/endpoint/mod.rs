@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 
 use multirail_spi::{
     Armed, Batch, Completions, Endpoint, EndpointConfig, ErrorKind, Event, PeerSlot, PostResult,
-    ReceiveRequest, Staging, Status, Time, WorkKind, WorkRequest,
+    ReceiveRequest, StagingPolicy, Status, Time, WorkKind, WorkRequest,
 };
 
 use crate::completions::CompletionQueue;
@@ -343,7 +343,7 @@ impl Endpoint for LoopbackEndpoint {
         self.state.regions.sweep();
         self.report(into);
         let regions = &self.state.regions;
-        if self.state.staging != Staging::Never {
+        if self.state.staging != StagingPolicy::Never {
             self.peers.iter_mut().flatten().for_each(|peer| peer.serve_staging(regions));
         }
         peer_state::receive_from_all(&mut self.peers, &mut self.last_peer, &mut self.receives, regions, into);

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use multirail_spi::{Error, ErrorKind, MemoryKind, Result, Staging};
+use multirail_spi::{Error, ErrorKind, MemoryKind, Result, StagingPolicy};
 
 use super::{RegionLocation, ResolvedRegion};
 use crate::inbound::Inbound;
@@ -17,7 +17,7 @@ pub(crate) fn resolve(
     target: &Outbound,
     key: u64,
     limit: Duration,
-    staging: Staging,
+    staging: StagingPolicy,
 ) -> Result<ResolvedRegion> {
     match &target.location {
         PeerLocation::ThisProcess { inbound, regions, staging: target_staging } => {
@@ -34,9 +34,9 @@ pub(crate) fn resolve(
 fn in_this_process(
     inbound: &Inbound,
     regions: &Regions,
-    target_staging: Staging,
+    target_staging: StagingPolicy,
     key: u64,
-    staging: Staging,
+    staging: StagingPolicy,
 ) -> Result<ResolvedRegion> {
     let found = regions.find(key).map_err(refused)?;
     let first = std::ptr::NonNull::new(found.memory.as_ptr()).ok_or_else(domain_closed)?;
@@ -44,9 +44,9 @@ fn in_this_process(
         MemoryKind::Cuda { device } => RegionLocation::Gpu { base: first.as_ptr() as u64, ordinal: device },
         _ => RegionLocation::Mapped(first),
     };
-    if staging == Staging::Always && matches!(location, RegionLocation::Mapped(_)) {
-        if target_staging == Staging::Never {
-            return Err(staging_refused("this side was configured with `Staging::Always`"));
+    if staging == StagingPolicy::Always && matches!(location, RegionLocation::Mapped(_)) {
+        if target_staging == StagingPolicy::Never {
+            return Err(staging_refused("this side was configured with `StagingPolicy::Always`"));
         }
         inbound.open_staging_buffer()?;
         location = RegionLocation::Staged;
@@ -87,7 +87,7 @@ mod other_process {
     use std::os::fd::{AsFd, OwnedFd};
     use std::time::{Duration, Instant};
 
-    use multirail_spi::{Access, Error, ErrorKind, Result, Staging};
+    use multirail_spi::{Access, Error, ErrorKind, Result, StagingPolicy};
 
     use super::{RegionKey, RegionLocation, ResolvedRegion, refused, staging_refused};
     use crate::other_process::protocol::{RefusalReason, ServerReply, ServerRequest};
@@ -105,14 +105,14 @@ mod other_process {
         connection: &TargetConnection,
         key: u64,
         limit: Duration,
-        staging: Staging,
+        staging: StagingPolicy,
     ) -> Result<ResolvedRegion> {
         let deadline = Instant::now() + limit.min(MAX_LIMIT);
         let (reply, files) = query(connection, deadline, |number| ServerRequest::Region { number, key })?;
         let region = match reply {
             ServerReply::Shared { len, access, locked, .. } => {
                 let access = Access::from_bits_truncate(access);
-                if staging == Staging::Always {
+                if staging == StagingPolicy::Always {
                     region_at(key, len, access, RegionLocation::Staged)?
                 } else {
                     return map(key, len, access, &files, locked);
@@ -121,14 +121,14 @@ mod other_process {
             ServerReply::Foreign { len, access, address, guard, target, .. } => {
                 let access = Access::from_bits_truncate(access);
                 let foreign = region_at(key, len, access, RegionLocation::Foreign { base: address, guard })?;
-                if staging == Staging::Always {
+                if staging == StagingPolicy::Always {
                     ResolvedRegion { location: RegionLocation::Staged, ..foreign }
                 } else if let Err((call, errno)) = probe(connection.process.pid(), access) {
                     if !connection.process.is_alive() {
                         return Err(refused(ErrorKind::PeerDied));
                     }
                     let why = ptrace_diagnosis::explain(connection.process.pid(), call, errno, &target);
-                    if staging == Staging::Never {
+                    if staging == StagingPolicy::Never {
                         return Err(ptrace_diagnosis::error(&why));
                     }
                     tracing::info!(peer = %connection.process.pid().as_raw_nonzero(), %why,

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use multirail_spi::{
     AbortScope, Access, Capabilities, Clock, Connector, DeliveredCost, Domain, DomainSetup, Endpoint,
-    EndpointConfig, Error, ErrorKind, KeyMaterial, Memory, MemoryRegion, Operations, PeerSlot, Progress,
+    EndpointConfig, Error, ErrorKind, Memory, MemoryRegion, Operations, PeerSlot, Progress, RemoteKey,
     RemoteMemory, Result, Revocation,
 };
 
@@ -68,7 +68,7 @@ impl NullDomain {
         let mut capabilities = Capabilities::minimal();
         capabilities.operations = Operations::all();
         capabilities.imm_bytes = 4;
-        capabilities.cq_depth = u64::MAX;
+        capabilities.arrival_depth = u64::MAX;
         capabilities.send_depth = link.and_then(|link| link.send_depth).unwrap_or(SEND_DEPTH).max(1);
         capabilities.recv_depth = RECV_DEPTH;
         capabilities.max_message = 1 << 20;
@@ -115,7 +115,7 @@ fn set_link_capabilities(capabilities: &mut Capabilities, link: &LinkModel) {
     capabilities.link_bits_per_s = link.bits_per_s;
     capabilities.requests_per_s = link.ops_per_s;
     capabilities.round_trip = link.round_trip();
-    capabilities.cq_depth = link.cq_depth.map_or(u64::MAX, u64::from);
+    capabilities.arrival_depth = link.cq_depth.map_or(u64::MAX, u64::from);
     if let Some(rate) = link.bits_per_s {
         // A quarter of the bytes that the link carries in two round trips.
         let carried = u128::from(rate / 8) * link.round_trip().as_nanos() / 1_000_000_000;
@@ -141,7 +141,7 @@ impl Domain for NullDomain {
         }))
     }
 
-    fn import(&self, _: PeerSlot, key: &KeyMaterial, _: Duration) -> Result<Arc<dyn RemoteMemory>> {
+    fn import(&self, _: PeerSlot, key: &RemoteKey, _: Duration) -> Result<Arc<dyn RemoteMemory>> {
         Ok(Arc::new(NullRemoteMemory { key: *key }))
     }
 
@@ -209,8 +209,8 @@ impl MemoryRegion for NullRegion {
         self.key
     }
 
-    fn key(&self) -> KeyMaterial {
-        KeyMaterial { base: 0, key: self.key, len: self.len }
+    fn key(&self) -> RemoteKey {
+        RemoteKey { base: 0, key: self.key, len: self.len }
     }
 
     fn lkey_outlives_revoke(&self) -> bool {
@@ -224,7 +224,7 @@ impl MemoryRegion for NullRegion {
 
 /// A region of a peer, by its key.
 struct NullRemoteMemory {
-    key: KeyMaterial,
+    key: RemoteKey,
 }
 
 impl RemoteMemory for NullRemoteMemory {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Poll;
 
-use multirail_spi::{KeyMaterial, MemoryRegion, Result};
+use multirail_spi::{MemoryRegion, RemoteKey, Result};
 
 use super::Regions;
 use crate::segment::lease_table::{DEVICE_MEMORY, RegionKey};
@@ -55,8 +55,8 @@ impl MemoryRegion for RegionHandle {
         self.key.to_wire() | if self.in_device_memory { DEVICE_MEMORY } else { 0 }
     }
 
-    fn key(&self) -> KeyMaterial {
-        KeyMaterial { base: 0, key: self.key.to_wire(), len: self.len }
+    fn key(&self) -> RemoteKey {
+        RemoteKey { base: 0, key: self.key.to_wire(), len: self.len }
     }
 
     /// Local copies use the memory itself, which requests keep allocated.

@@ -19,7 +19,7 @@ pub struct TestNode {
 
 pub fn node(config: LoopbackConfig, seed: u64) -> TestNode {
     let clock = VirtualClock::default();
-    let setup = DomainSetup { clock: Arc::new(clock.clone()), seed, incarnation: 1, sleeps: true };
+    let setup = DomainSetup { clock: Arc::new(clock.clone()), seed, incarnation: 1, worker_sleeps: true };
     let backend = Loopback::with(config);
     let device = backend.probe().unwrap().remove(0);
     let domain = backend.open(&device, &setup).unwrap();
@@ -73,7 +73,7 @@ impl TestNode {
         self.try_import(peer, region.key()).unwrap()
     }
 
-    pub fn try_import(&self, peer: PeerSlot, key: KeyMaterial) -> Result<Arc<dyn RemoteMemory>, Error> {
+    pub fn try_import(&self, peer: PeerSlot, key: RemoteKey) -> Result<Arc<dyn RemoteMemory>, Error> {
         self.domain.import(peer, &key, Duration::from_secs(2))
     }
 

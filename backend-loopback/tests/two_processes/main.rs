@@ -151,7 +151,7 @@ fn moves_bytes() {
     let message = WorkRequest { kind: WorkKind::Send, len: 65536, ..write(7, slot, &source, None) };
     assert_eq!(a.run(message), done(7, 1));
     assert!(peer.ask("events 1").ends_with("len: 65536, imm: None }] 3"));
-    let bad = KeyMaterial { key: peer.shared.key + (7 << 32), ..peer.shared };
+    let bad = RemoteKey { key: peer.shared.key + (7 << 32), ..peer.shared };
     assert_eq!(a.try_import(slot, bad).err().unwrap().kind(), ErrorKind::RemoteAccess);
     let imports = [peer.shared, peer.foreign].map(|key| a.try_import(slot, key).unwrap());
     assert_eq!(peer.ask("revoke"), "true");

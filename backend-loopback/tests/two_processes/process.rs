@@ -24,8 +24,8 @@ pub fn unhex(text: &str) -> Vec<u8> {
     (0..text.len() / 2).map(|n| u8::from_str_radix(&text[2 * n..2 * n + 2], 16).unwrap()).collect()
 }
 
-pub fn parse_key(words: &[u64]) -> KeyMaterial {
-    KeyMaterial { base: 0, key: words[0], len: words[1] }
+pub fn parse_key(words: &[u64]) -> RemoteKey {
+    RemoteKey { base: 0, key: words[0], len: words[1] }
 }
 
 pub struct ChildPeer {
@@ -33,8 +33,8 @@ pub struct ChildPeer {
     pub input: ChildStdin,
     output: Lines<BufReader<ChildStdout>>,
     pub slot: PeerSlot,
-    pub shared: KeyMaterial,
-    pub foreign: KeyMaterial,
+    pub shared: RemoteKey,
+    pub foreign: RemoteKey,
 }
 
 impl ChildPeer {
@@ -49,7 +49,7 @@ impl ChildPeer {
         let mut command = Self::command("1");
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let (input, output) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
-        let none = KeyMaterial { base: 0, key: 0, len: 0 };
+        let none = RemoteKey { base: 0, key: 0, len: 0 };
         let output = BufReader::new(output).lines();
         let (slot, offer) = a.domain.connector().prepare().unwrap();
         let mut peer = Self { child, input, output, slot, shared: none, foreign: none };

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use backend_verbs::Verbs;
 use multirail_spi::ErrorKind;
-use multirail_staging::Staging;
+use multirail_staging::StagingPolicy;
 use transport_core::{Fabric, Peer, Region, RemoteRegion, WriteOptions};
 
 use crate::{OPEN, register_refused};
@@ -17,7 +17,7 @@ const IMM: u32 = 5;
 const LIMIT: Duration = limit::HANG;
 
 fn open() -> Option<Fabric> {
-    crate::open(Verbs::new(), Staging::WhereRefused)
+    crate::open(Verbs::new(), StagingPolicy::WhereRefused)
 }
 
 /// Writes all of a region in parts with an imm each. Each part has to succeed, and its end is sent to `ended`.

@@ -8,13 +8,13 @@ mod refused;
 use std::sync::Arc;
 
 use multirail_spi::{Access, Backend, DmaBuf, Error, ErrorKind, HostBuffer, Memory, MemoryKind, Result};
-use multirail_staging::{Staged, Staging};
+use multirail_staging::{Staged, StagingPolicy};
 use transport_core::{Fabric, FabricBuilder, Region, TransportConfig};
 
 const OPEN: Access = Access::REMOTE_WRITE.union(Access::REMOTE_READ);
 
 /// Opens a fabric on the first device of `inner`. Without a device it prints the reason and returns `None`.
-fn open(inner: impl Backend + 'static, staging: Staging) -> Option<Fabric> {
+fn open(inner: impl Backend + 'static, staging: StagingPolicy) -> Option<Fabric> {
     let mut devices = match inner.probe() {
         Ok(devices) => devices,
         Err(why) => {

@@ -2,14 +2,14 @@
 
 use backend_efa::{Efa, EfaConfig};
 use multirail_spi::{Access, ErrorKind, Result};
-use multirail_staging::Staging;
+use multirail_staging::StagingPolicy;
 use transport_core::{Fabric, Pages, Peer, Region, WriteOptions};
 
 use crate::OPEN;
 
 const LEN: usize = 3 << 20;
 
-fn open(staging: Staging) -> Option<Fabric> {
+fn open(staging: StagingPolicy) -> Option<Fabric> {
     crate::open(Efa::with(EfaConfig::default().provider("tcp").node("127.0.0.1")), staging)
 }
 
@@ -42,7 +42,9 @@ fn there_and_back(peer: &Peer, from: &Region, to: &Region, back: &Region, seed: 
 
 #[test]
 fn staged_and_plain_memory_can_be_mixed() {
-    let Some((here, there)) = open(Staging::WhereRefused).zip(open(Staging::WhereRefused)) else { return };
+    let Some((here, there)) = open(StagingPolicy::WhereRefused).zip(open(StagingPolicy::WhereRefused)) else {
+        return;
+    };
     let (peer, origin) = here.connect_local(&there).expect("connected");
     let near = [here.alloc(LEN, OPEN).unwrap(), register_refused(&here).unwrap()];
     let far = [there.alloc(LEN, OPEN).unwrap(), register_refused(&there).unwrap()];
@@ -80,7 +82,9 @@ fn staged_and_plain_memory_can_be_mixed() {
 
 #[test]
 fn the_target_refuses_access_to_dropped_regions() {
-    let Some((here, there)) = open(Staging::WhereRefused).zip(open(Staging::WhereRefused)) else { return };
+    let Some((here, there)) = open(StagingPolicy::WhereRefused).zip(open(StagingPolicy::WhereRefused)) else {
+        return;
+    };
     let (peer, _origin) = here.connect_local(&there).expect("connected");
     let from = here.alloc(LEN, Access::LOCAL).unwrap();
     let to = register_refused(&there).unwrap();
@@ -100,7 +104,9 @@ fn the_target_refuses_access_to_dropped_regions() {
 
 #[test]
 fn a_peer_without_staging_is_refused_staged_regions() {
-    let Some((here, there)) = open(Staging::Never).zip(open(Staging::WhereRefused)) else { return };
+    let Some((here, there)) = open(StagingPolicy::Never).zip(open(StagingPolicy::WhereRefused)) else {
+        return;
+    };
     let refused = register_refused(&here).err().expect("nothing is staged");
     assert_eq!(refused.kind(), ErrorKind::Unsupported, "{refused}");
     // It makes no difference which process connects.
@@ -129,7 +135,9 @@ fn a_peer_without_staging_is_refused_staged_regions() {
 
 #[test]
 fn messages_without_a_receive_do_not_delay_writes() {
-    let Some((here, there)) = open(Staging::WhereRefused).zip(open(Staging::WhereRefused)) else { return };
+    let Some((here, there)) = open(StagingPolicy::WhereRefused).zip(open(StagingPolicy::WhereRefused)) else {
+        return;
+    };
     let (peer, _origin) = here.connect_local(&there).expect("connected");
     let (from, to) = (register_refused(&here).unwrap(), register_refused(&there).unwrap());
     let remote = peer.import(&to.descriptor()).unwrap();
@@ -159,7 +167,9 @@ const WAKE_IMM: u32 = 0x6b6e_6f63;
 
 #[test]
 fn every_imm_arrives_and_no_other() {
-    let Some((here, there)) = open(Staging::WhereRefused).zip(open(Staging::WhereRefused)) else { return };
+    let Some((here, there)) = open(StagingPolicy::WhereRefused).zip(open(StagingPolicy::WhereRefused)) else {
+        return;
+    };
     let (peer, origin) = here.connect_local(&there).expect("connected");
     let limit = limit::HANG;
     let takes = |imm: u32| {

@@ -54,7 +54,7 @@ fn exchange(near: &mut TestEndpoint, far: &mut TestEndpoint, imm: u32) {
 /// Breaks the connection of a side. Returns its offer of the next connection.
 fn break_connection(side: &mut TestEndpoint) -> Vec<u8> {
     side.endpoint.abort(side.slot);
-    side.domain.connector().offer_again(side.slot).unwrap().expect("an offer")
+    side.domain.connector().next_offer(side.slot).unwrap().expect("an offer")
 }
 
 /// The answer of a side to an offer.
@@ -64,7 +64,7 @@ fn answer_offer(side: &TestEndpoint, offer: &[u8]) -> Vec<u8> {
 
 /// Gives the answer to the side that has made the offer.
 fn accept_answer(side: &TestEndpoint, answer: &[u8]) {
-    side.domain.connector().renewed(side.slot, answer).unwrap();
+    side.domain.connector().finish_renewal(side.slot, answer).unwrap();
 }
 
 #[test]
@@ -95,7 +95,7 @@ fn arrivals_during_a_join_are_reported() {
     assert_eq!((refused.kind(), domain.0.peers.owner(number)), (ErrorKind::Unreachable, None));
 
     // The failed join does not end the peer: this side offers the next connection.
-    let offer = domain.connector().offer_again(near.slot).unwrap().expect("an offer");
+    let offer = domain.connector().next_offer(near.slot).unwrap().expect("an offer");
     accept_answer(&near, &answer_offer(&far, &offer));
     exchange(&mut near, &mut far, 50);
 }
@@ -204,9 +204,9 @@ fn flushed_requests_of_an_ended_connection_do_not_break_the_next() {
     near.endpoint.poll(&mut Completions::with_room(16));
     // The aborted side does not acknowledge this write.
     far.begin(WorkKind::Write, 2, None, &near);
-    let offer = domain.connector().offer_again(near.slot).unwrap().unwrap();
+    let offer = domain.connector().next_offer(near.slot).unwrap().unwrap();
     let answer = far.domain.connector().renew(far.slot, &offer).unwrap();
-    domain.connector().renewed(near.slot, &answer).unwrap();
+    domain.connector().finish_renewal(near.slot, &answer).unwrap();
     let end = far.end();
     assert!(matches!(end, Event::Done { .. }), "{end:?}");
     assert!(near.bytes() == [2; LEN]);

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use multirail_spi::{Allowance, Error, ErrorKind, Result};
+use multirail_spi::{Error, ErrorKind, Result, WireGrant};
 
 /// The authentication code of a proof.
 pub type Code = [u8; 32];
@@ -134,7 +134,7 @@ pub enum Frame {
         /// The transport's label.
         transport: String,
         /// The grant. Its counts include all earlier grants, so they never decrease.
-        allowance: Allowance,
+        allowance: WireGrant,
     },
     /// The sender has reached a barrier.
     Barrier {

@@ -6,7 +6,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Instant;
 
-use multirail_spi::{Allowance, Error, Result};
+use multirail_spi::{Error, Result, WireGrant};
 
 use crate::bootstrap::Bootstrap;
 use crate::frame::{Identity, LinkReport, TransportOffer};
@@ -91,13 +91,13 @@ pub trait SessionPeer: Clone + Send + Sync + 'static {
     fn heard(&self, now: Instant);
 
     /// The grants of this side to the peer, each with the transport's label.
-    fn grants(&self) -> Vec<(String, Allowance)>;
+    fn grants(&self) -> Vec<(String, WireGrant)>;
 
     /// Notes that the peer has granted this side `allowance` over the transport `label`.
     ///
     /// # Errors
     /// `Protocol` if no transport has this label, or if the grant is smaller than an earlier one.
-    fn note_grant(&self, label: &str, allowance: &Allowance) -> Result<()>;
+    fn note_grant(&self, label: &str, allowance: &WireGrant) -> Result<()>;
 
     /// Notes that the peer has revoked `region`. Has no effect if the peer's fabric has another incarnation.
     fn note_revoked(&self, incarnation: u64, region: u64);

@@ -144,7 +144,7 @@ impl WorkerLoop {
                 // SAFETY: the endpoint keeps its descriptor open while it lives, and it
                 // outlives this call: the engine owns it.
                 Armed::Fd(fd) => fds.push(unsafe { BorrowedFd::borrow_raw(fd) }),
-                Armed::FdOrNap(fd) => {
+                Armed::FdOrTimeout(fd) => {
                     can_be_woken = false;
                     // SAFETY: as above.
                     fds.push(unsafe { BorrowedFd::borrow_raw(fd) });

@@ -1,8 +1,9 @@
-//! Finding and opening devices.
+//! Finding and opening devices, and the settings of a backend.
 
+use std::str::FromStr;
 use std::sync::Arc;
 
-use crate::{Clock, Domain, Result};
+use crate::{Clock, Domain, Error, ErrorKind, Result};
 
 /// One way to carry bytes: a library and the devices it drives.
 pub trait Backend: Send + Sync {
@@ -14,8 +15,8 @@ pub trait Backend: Send + Sync {
     /// Changes nothing, and leaves nothing open.
     fn probe(&self) -> Probe;
 
-    /// Whether this backend drives devices like `card`, judged by the vendor and device numbers alone. Used for a
-    /// machine that is only described, or whose devices cannot be probed.
+    /// Whether this backend drives devices like `card`. It decides by the vendor and device numbers alone. Used for
+    /// machines whose devices cannot be probed: for example, machines that a topology file describes.
     fn drives(&self, card: &topology::Function) -> bool {
         let _ = card;
         false
@@ -39,8 +40,8 @@ pub struct DeviceInfo {
     pub link_bits_per_s: Option<u64>,
     /// The PCI function, which tells where in the machine the device is; `None` if the device is no PCI function.
     pub address: Option<topology::Address>,
-    /// One worker drives all devices of the same number, where their places in the machine are unknown. Each device
-    /// without a number forms a rail group of its own.
+    /// The number of the device's rail group, used if the place of the device in the machine is unknown. Devices with
+    /// the same number form one rail group. Each device without a number forms its own.
     pub group: Option<u32>,
 }
 
@@ -60,9 +61,57 @@ pub struct DomainSetup {
     pub clock: Arc<dyn Clock>,
     /// The seed of every random choice of the backend.
     pub seed: u64,
-    /// The number of this fabric, unique over time on this host.
+    /// The number of this fabric. No other fabric of this host ever has the same number.
     pub incarnation: u64,
-    /// Whether the thread that drives the endpoints sleeps (`Endpoint::arm`), as a worker does. If not, the backend need
-    /// not prepare to wake it.
-    pub sleeps: bool,
+    /// Whether a worker drives the endpoints, and sleeps when it is idle (`Endpoint::arm`). If not, the backend need
+    /// not prepare to wake anybody.
+    pub worker_sleeps: bool,
+}
+
+/// When bytes may go through a staging buffer: the initiator writes them into a buffer of the target, and the target's
+/// worker copies them to where they belong. Staging costs a second copy, and the time of that worker.
+///
+/// Both processes must allow it. `RemoteRegion::path` says which path an import takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum StagingPolicy {
+    /// Never. Memory that the backend cannot reach is refused, with the reason.
+    #[default]
+    Never,
+    /// For memory that the backend cannot reach. With loopback, this is memory of a process that the kernel does not
+    /// let this process access. With NICs, it is GPU memory that the NIC cannot register.
+    WhereRefused,
+    /// For all memory, even if the backend can reach it: for tests and measurements.
+    Always,
+}
+
+impl FromStr for StagingPolicy {
+    type Err = Error;
+
+    /// Parses a setting. `0` and an empty text mean [`Never`](Self::Never), `1` means
+    /// [`WhereRefused`](Self::WhereRefused), and `always` means [`Always`](Self::Always).
+    fn from_str(text: &str) -> Result<Self, Error> {
+        match text.trim() {
+            "" | "0" => Ok(Self::Never),
+            "1" => Ok(Self::WhereRefused),
+            "always" => Ok(Self::Always),
+            other => {
+                let context = format!("{other:?} is no setting for staging: give 0, 1 or always");
+                Err(Error::new(ErrorKind::InvalidRequest, "configure staging", context))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parses_the_setting() {
+        assert_eq!("".parse::<StagingPolicy>().unwrap(), StagingPolicy::Never);
+        assert_eq!(" 1 ".parse::<StagingPolicy>().unwrap(), StagingPolicy::WhereRefused);
+        assert_eq!("always".parse::<StagingPolicy>().unwrap(), StagingPolicy::Always);
+        let refused = "yes".parse::<StagingPolicy>().unwrap_err();
+        assert!(refused.kind() == ErrorKind::InvalidRequest && refused.context().contains("0, 1 or always"));
+    }
 }

@@ -1,18 +1,18 @@
-//! Requests posted under one doorbell, as runs of requests that differ only in their bytes.
+//! Requests that are posted under one doorbell. They are grouped into runs: requests that differ only in their bytes.
 //!
-//! Most requests of a batch are pieces of one operation. A run states once what they have in common, so that an endpoint
-//! reads three numbers per page.
+//! Most requests of a batch are pieces of one operation. A run holds their common fields once. So an endpoint reads
+//! only three numbers for each request (a [`Piece`]).
 
 use crate::WorkRequest;
 
-/// The bytes of one request of a run.
+/// The bytes of one request of a run: their local and remote addresses, and their number.
 #[derive(Debug, Clone, Copy)]
 pub struct Piece {
     /// First local byte.
     pub local: *mut u8,
     /// First remote byte.
     pub remote: u64,
-    /// Bytes.
+    /// The number of bytes.
     pub len: u64,
 }
 
@@ -22,8 +22,9 @@ unsafe impl Send for Piece {}
 
 #[derive(Debug, Clone, Copy)]
 struct Run {
-    /// The first request. The others differ from it in their bytes, and in their id by their place.
+    /// The first request. The others differ from it in their bytes, and their ids count up from its id.
     template: WorkRequest,
+    /// The index behind the run's last piece.
     end: usize,
 }
 
@@ -88,16 +89,16 @@ impl Batch {
     /// The requests one by one.
     pub fn requests(&self) -> impl Iterator<Item = WorkRequest> + '_ {
         self.runs().flat_map(|(template, pieces)| {
-            pieces.iter().enumerate().map(move |(place, piece)| template.with_piece(place, piece))
+            pieces.iter().enumerate().map(move |(index, piece)| template.with_piece(index, piece))
         })
     }
 }
 
 impl WorkRequest {
-    /// Request number `place` of the run that this request is the template of.
+    /// The request with this `index` in the run of which this request is the template.
     #[inline]
-    pub fn with_piece(&self, place: usize, piece: &Piece) -> Self {
-        Self { id: self.id + place as u64, local: piece.local, remote: piece.remote, len: piece.len, ..*self }
+    pub fn with_piece(&self, index: usize, piece: &Piece) -> Self {
+        Self { id: self.id + index as u64, local: piece.local, remote: piece.remote, len: piece.len, ..*self }
     }
 }
 

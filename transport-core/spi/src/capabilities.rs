@@ -20,7 +20,7 @@ bitflags::bitflags! {
 bitflags::bitflags! {
     /// The orders that hold between two work requests of one queue pair.
     ///
-    /// A striped operation uses several queue pairs, so that the engine relies on none of them.
+    /// A striped operation uses several queue pairs, so the engine relies on no order.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub struct Ordering: u32 {
         /// The bytes of a later write are never visible before those of an earlier write.
@@ -48,7 +48,7 @@ pub enum Progress {
 pub enum AbortScope {
     /// The queue pairs of one peer. Other peers are not affected.
     Peer,
-    /// The endpoint. The requests of other peers are posted again, or fail.
+    /// The endpoint. The requests to other peers are posted again, or fail.
     Endpoint,
 }
 
@@ -56,33 +56,37 @@ pub enum AbortScope {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Revocation {
-    /// Every access checks a generation. Revoking needs no help from peers.
+    /// Each access checks the generation of the region. Revoking needs no help from peers.
     Checked,
     /// The device refuses the key once the region is deregistered, and may give the same key to a later region.
     DeviceKey,
-    /// The target refuses the key from then on, but its software finishes what it was receiving, and does not say when:
-    /// bytes may land late. `Region::revoke` fails with `Unsupported` if a connected peer could have sent some.
+    /// The target refuses the key from then on. But it finishes writes that it has begun to receive, and does not
+    /// report when: bytes may land late. `Region::revoke` fails with `Unsupported` if a connected peer could have sent
+    /// some.
     Late,
 }
 
-/// What `Delivered` costs beyond `Reusable`.
+/// What it costs to wait until a write is delivered.
+///
+/// A write is *reusable* once its source may be written again. It is *delivered* once its bytes are in the target's
+/// memory. A completion of the engine means delivered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DeliveredCost {
-    /// Nothing: every completion means `Delivered`.
+    /// Nothing: the device completes a write once it is delivered.
     None,
-    /// A flag on the request and one round trip.
+    /// A flag on the request, and one round trip.
     RoundTrip,
 }
 
-/// Which arrivals at the target come after the bytes of a completed write.
+/// For which later arrivals at the target the bytes of a completed write are visible.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DeliveredScope {
-    /// All arrivals: the bytes are visible.
+    /// For all arrivals.
     Target,
-    /// Arrivals over the same two devices. An arrival over other devices may be seen before the bytes, until a flush
-    /// over these two has completed (see [`WorkRequest::len`](crate::WorkRequest::len)).
+    /// For arrivals over the same two devices. The target may see an arrival over other devices before the bytes, until
+    /// a flush over the two devices has completed (see [`WorkRequest::len`](crate::WorkRequest::len)).
     Device,
 }
 
@@ -101,7 +105,7 @@ pub struct Capabilities {
     pub ordering: Ordering,
     /// The most local segments per request.
     pub max_sge: u32,
-    /// The most bytes that posting copies, so that the source is free at once.
+    /// The most bytes that posting copies, so that the source may be written again at once.
     pub max_inline: u32,
     /// The most outstanding requests per endpoint.
     pub send_depth: u32,
@@ -109,14 +113,14 @@ pub struct Capabilities {
     pub recv_depth: u32,
     /// The most bytes of one SEND.
     pub max_message: u64,
-    /// The most bytes of one WRITE or READ. The planner splits larger ones.
+    /// The most bytes of one WRITE or READ. The planner splits larger operations.
     pub max_write: u64,
-    /// The planner's chunk: the bytes per request at which fairness costs no bandwidth. With `Progress::Auto`, a quarter
-    /// of what the line carries in two round trips is about right, as a small request waits for the chunks ahead of it
-    /// on the line.
+    /// The bytes per work request into which the planner splits a large operation. A smaller chunk is fairer, because a
+    /// small request waits for the chunks ahead of it on the line; too small a chunk costs bandwidth. With
+    /// `Progress::Auto`, a quarter of the bytes that the line carries in two round trips is about right.
     pub chunk: u64,
-    /// The bytes after which the engine posts a batch, where posting itself moves the bytes: posting has to return soon,
-    /// as small requests wait behind it. `u64::MAX` where posting moves none.
+    /// The bytes per batch, if `post` itself copies the bytes. It has to return soon, because other requests wait until
+    /// it does. `u64::MAX` if `post` copies nothing.
     pub batch_bytes: u64,
     /// The most registered regions; `u32::MAX` if there is no limit.
     pub max_regions: u32,
@@ -124,30 +128,32 @@ pub struct Capabilities {
     pub link_bits_per_s: Option<u64>,
     /// The most requests per second, whatever their size, where that is known.
     pub requests_per_s: Option<u64>,
-    /// The time from posting a small request on an idle line to its completion; rather too long than too short. With
-    /// `Progress::Auto` the engine keeps at most as many bytes posted as the line carries in two of these.
+    /// The time from posting a small request on an idle line to its completion. An estimate that is too long does less
+    /// harm than one that is too short. With `Progress::Auto`, the engine posts at most as many bytes as the line
+    /// carries in two round trips.
     pub round_trip: Duration,
-    /// The arrivals (imms and messages) that the completion queue holds beside the completions of `send_depth` requests.
-    /// Further arrivals are lost. `u64::MAX` where a full queue makes the senders wait instead.
-    pub cq_depth: u64,
+    /// The number of arrivals (imms and messages) for which the completion queue has room, beside the completions of
+    /// `send_depth` requests. Further arrivals are lost. `u64::MAX` if a full queue makes the senders wait instead.
+    pub arrival_depth: u64,
     /// Who moves the bytes of posted requests.
     pub progress: Progress,
     /// What an abort tears down.
     pub abort_scope: AbortScope,
     /// How the domain revokes keys.
     pub revocation: Revocation,
-    /// What `Delivered` costs.
+    /// What it costs to wait until a write is delivered.
     pub delivered: DeliveredCost,
-    /// Which arrivals `Delivered` covers.
+    /// For which later arrivals delivered bytes are visible.
     pub delivered_scope: DeliveredScope,
-    /// The most bytes of an operation that is worth running in the calling thread; 0 without [`Direct`](crate::Direct).
+    /// The size in bytes up to which the direct path is faster than posting; 0 without [`Direct`](crate::Direct).
     pub max_direct: u64,
-    /// Whether the domain imports keys of staged memory ([`KeyMaterial::STAGED`](crate::KeyMaterial::STAGED)).
+    /// Whether the domain imports keys of staged memory ([`RemoteKey::STAGED`](crate::RemoteKey::STAGED)).
     pub supports_staging: bool,
     /// Whether `arm` can wake a sleeping worker.
     pub supports_wakeup: bool,
-    /// The longest sleep of an idle worker where `arm` cannot wake it, for one device; a sixteenth more for each further
-    /// device of the worker. A sleep takes an eighth of the time that the worker has been idle, up to that.
+    /// The longest sleep of an idle worker with one device, if `arm` cannot wake the worker. A worker with more devices
+    /// sleeps a sixteenth longer for each further device. Below this limit, a sleep takes an eighth of the time for
+    /// which the worker has been idle.
     pub idle_backoff: Duration,
 }
 
@@ -172,7 +178,7 @@ impl Capabilities {
             link_bits_per_s: None,
             requests_per_s: None,
             round_trip: Duration::from_micros(20),
-            cq_depth: 1024,
+            arrival_depth: 1024,
             progress: Progress::Manual,
             abort_scope: AbortScope::Endpoint,
             revocation: Revocation::DeviceKey,

@@ -15,12 +15,12 @@ impl Time {
     /// Later than everything: a deadline that never passes.
     pub const NEVER: Self = Self(u64::MAX);
 
-    /// The moment `nanos` nanoseconds after the beginning.
+    /// The moment `nanos` nanoseconds after the clock began.
     pub const fn from_nanos(nanos: u64) -> Self {
         Self(nanos)
     }
 
-    /// Nanoseconds since the beginning.
+    /// The nanoseconds since the clock began.
     pub const fn as_nanos(self) -> u64 {
         self.0
     }
@@ -57,7 +57,7 @@ impl Clock for SystemClock {
     #[inline]
     fn now(&self) -> Time {
         let elapsed = self.0.elapsed();
-        // For 584 years.
+        // Wraps after 584 years.
         Time(elapsed.as_secs().wrapping_mul(1_000_000_000).wrapping_add(elapsed.subsec_nanos().into()))
     }
 }

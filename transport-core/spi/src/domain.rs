@@ -23,33 +23,35 @@ pub trait Domain: Send + Sync {
     /// device and peers may change them at any time.
     unsafe fn register(&self, memory: Arc<dyn Memory>, access: Access) -> Result<Arc<dyn MemoryRegion>>;
 
-    /// Makes a peer's key usable here. The backend may ask the peer's process for a mapping, for at most `limit`.
+    /// Imports a peer's region, so that work requests can address it. The backend may wait for the peer's process at
+    /// most for the time `limit`, for example to get a mapping.
     ///
     /// # Errors
-    /// A malformed key is refused. A key that the peer has revoked may be refused here, or fail the requests that use it.
+    /// A malformed key is refused. A key that the peer has revoked may be refused here, or fail the requests that use
+    /// it.
     fn import(
         &self,
         peer: PeerSlot,
-        key: &KeyMaterial,
+        key: &RemoteKey,
         limit: std::time::Duration,
     ) -> Result<Arc<dyn RemoteMemory>>;
 
     /// The control object for connecting.
     fn connector(&self) -> &dyn Connector;
 
-    /// Opens the domain's endpoint, which one thread owns from then on.
+    /// Opens the domain's endpoint, which one thread owns from then on. A domain has at most one endpoint at a time.
     ///
     /// # Errors
-    /// `Busy` if the domain's first endpoint was not dropped.
+    /// `Busy` if the previous endpoint was not dropped.
     fn endpoint(&self, config: EndpointConfig) -> Result<Box<dyn Endpoint>>;
 
-    /// The number of endpoints that were dropped and that the device's library has not closed. The backend keeps the
-    /// memory that such an endpoint may still touch, and closes the endpoint later where that can end.
-    fn unclosed(&self) -> usize {
+    /// The number of endpoints that were dropped, but that the device's library has not closed. The backend keeps the
+    /// memory that such an endpoint may still touch, and closes the endpoint later if it can.
+    fn unclosed_endpoints(&self) -> usize {
         0
     }
 
-    /// Runs small requests to `peer` in the calling thread, where the backend can.
+    /// The direct path to `peer`, which runs small requests in the calling thread; `None` if the backend has none.
     fn direct(&self, peer: PeerSlot) -> Option<Arc<dyn Direct>> {
         let _ = peer;
         None
@@ -66,7 +68,7 @@ pub trait Connector: Send + Sync {
         self.prepare()
     }
 
-    /// Connects the slot by the peer's offer. The backend parses these bytes and does not trust them.
+    /// Connects the slot with the peer's offer. The backend parses these bytes and does not trust them.
     ///
     /// # Errors
     /// `Unreachable` says why this domain cannot reach that peer.
@@ -74,7 +76,7 @@ pub trait Connector: Send + Sync {
 
     /// The next offer for the peer of a connected slot, if this side's endpoint has changed since the last offer.
     /// `None` if the peer has the current one.
-    fn offer_again(&self, slot: PeerSlot) -> Result<Option<Vec<u8>>> {
+    fn next_offer(&self, slot: PeerSlot) -> Result<Option<Vec<u8>>> {
         let _ = slot;
         Ok(None)
     }
@@ -86,8 +88,8 @@ pub trait Connector: Send + Sync {
         Err(Error::new(ErrorKind::Protocol, "renew a connection", "this backend's endpoints do not change"))
     }
 
-    /// Takes the peer's answer to the offer of [`Connector::offer_again`]. The answer is not trusted.
-    fn renewed(&self, slot: PeerSlot, answer: &[u8]) -> Result<()> {
+    /// Takes the peer's answer to the offer of [`Connector::next_offer`]. The answer is not trusted.
+    fn finish_renewal(&self, slot: PeerSlot, answer: &[u8]) -> Result<()> {
         self.renew(slot, answer).map(drop)
     }
 
@@ -97,9 +99,9 @@ pub trait Connector: Send + Sync {
     fn disconnect(&self, slot: PeerSlot);
 }
 
-/// The numbers by which a peer addresses a region, in a backend's own format.
+/// The numbers by which a peer addresses a region. A backend chooses their meaning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
-pub struct KeyMaterial {
+pub struct RemoteKey {
     /// The remote address of the first byte; 0 where requests address by offset.
     pub base: u64,
     /// The key.
@@ -108,9 +110,9 @@ pub struct KeyMaterial {
     pub len: u64,
 }
 
-impl KeyMaterial {
-    /// The bit of `base` that marks a staged region: no address of a process and no offset has it. Only a domain that
-    /// [supports staging](Capabilities::supports_staging) reads such a key.
+impl RemoteKey {
+    /// The bit of `base` that marks a staged region. No address of a process and no offset has this bit. Only a domain
+    /// that [supports staging](Capabilities::supports_staging) imports such a key.
     pub const STAGED: u64 = 1 << 63;
 
     /// Whether the region is staged.
@@ -125,7 +127,7 @@ pub trait MemoryRegion: Send + Sync {
     fn lkey(&self) -> u64;
 
     /// The key that a peer needs.
-    fn key(&self) -> KeyMaterial;
+    fn key(&self) -> RemoteKey;
 
     /// Why bytes of this region go through staging buffers, in a few words for people. `None` if the device reaches the
     /// region itself.
@@ -137,7 +139,7 @@ pub trait MemoryRegion: Send + Sync {
     /// engine calls it again until then. Never blocks.
     ///
     /// # Errors
-    /// The device did not take the key back, and peers may still use it. The next call tries again.
+    /// The device did not invalidate the key, and peers may still use it. The next call tries again.
     fn revoke(&self) -> Poll<Result<()>>;
 
     /// Whether requests and receives of this side may use [`MemoryRegion::lkey`] after `revoke` was called. If not, the
@@ -147,7 +149,7 @@ pub trait MemoryRegion: Send + Sync {
     }
 }
 
-/// A peer's region that this side may address.
+/// An *import*: a peer's region that this side may address. [`Domain::import`] makes it.
 pub trait RemoteMemory: Send + Sync + Any {
     /// The remote key that work requests carry. It is valid while this value lives.
     fn rkey(&self) -> u64;
@@ -155,7 +157,7 @@ pub trait RemoteMemory: Send + Sync + Any {
     /// The address that work requests add their offset to.
     fn base(&self) -> u64;
 
-    /// Does now, in the calling thread, what the first request to this region would have to do. It is a hint and cannot
+    /// Does the work of the first request to this region in advance, in the calling thread. It is a hint and cannot
     /// fail. Does nothing by default.
     fn warm_up(&self) {}
 
@@ -165,8 +167,8 @@ pub trait RemoteMemory: Send + Sync + Any {
     }
 }
 
-/// Runs one small request at once, in the calling thread, with the same checks of key, bounds, revocation and peer as
-/// for a posted request.
+/// The *direct path* to a peer: runs one small request at once, in the calling thread. It checks key, bounds,
+/// revocation and peer as for a posted request.
 pub trait Direct: Send + Sync {
     /// Runs `request`. `None` if the caller must post it instead: the queue is full, or the request too large.
     ///
@@ -188,9 +190,14 @@ pub trait Direct: Send + Sync {
         None
     }
 
-    /// Why this never runs requests of `len` bytes to that region, in a few words for people; `None` if it may run them.
-    /// `in_device_memory` is true if the processor cannot address the local span.
-    fn declines(&self, remote: &dyn RemoteMemory, in_device_memory: bool, len: u64) -> Option<&'static str> {
+    /// Why the direct path never runs requests of `len` bytes to this region, in a few words for people; `None` if it
+    /// may run them. `in_device_memory` is true if the processor cannot address the local span.
+    fn decline_reason(
+        &self,
+        remote: &dyn RemoteMemory,
+        in_device_memory: bool,
+        len: u64,
+    ) -> Option<&'static str> {
         let _ = (remote, in_device_memory, len);
         None
     }

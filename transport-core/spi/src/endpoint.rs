@@ -19,8 +19,9 @@ pub struct EndpointConfig {
 pub trait Endpoint: Send {
     /// Posts a batch under one doorbell, in order.
     ///
-    /// A full queue is back-pressure: `accepted` is short, and there is no error. If a batch fails half way, either
-    /// `accepted` is exact, or the endpoint reports every posted request as failed. It never guesses.
+    /// If a queue is full, the endpoint accepts fewer requests and returns no error: this is back-pressure. If a batch
+    /// fails half way, `accepted` is exact. An endpoint that cannot find out how many requests were posted reports
+    /// every posted request as failed.
     ///
     /// # Safety
     /// Until an accepted request has completed or failed, its local span stays valid, and the import behind its `rkey`
@@ -33,16 +34,16 @@ pub trait Endpoint: Send {
     /// Until a receive has completed or failed, its buffer stays valid, and nobody else touches it.
     unsafe fn post_recv(&mut self, batch: &[ReceiveRequest]) -> PostResult;
 
-    /// Appends the events since the last call, up to the spare room of `into`. A caller that polls again has acted on
-    /// all events before.
+    /// Appends the events since the last call, up to the spare room of `into`. The caller must act on all events before
+    /// it polls again.
     fn poll(&mut self, into: &mut Completions);
 
     /// Prepares to sleep: the endpoint wakes the caller at its next event, and once the caller may post a request that
     /// had no room before.
     fn arm(&mut self) -> Armed;
 
-    /// The next time, by the fabric's clock, at which the endpoint has to be polled. A model of a device knows it. Never
-    /// by default.
+    /// The next time, by the fabric's clock, at which the endpoint has to be polled even without an event. The default
+    /// is [`Time::NEVER`]. Simulated devices use it, for example.
     fn due(&self) -> Time {
         Time::NEVER
     }
@@ -51,12 +52,12 @@ pub trait Endpoint: Send {
     /// and the device touches none of its memory after that.
     fn abort(&mut self, peer: PeerSlot);
 
-    /// Takes a posted receive back: a later poll reports it as failed with `Cancelled`. Returns false if the device
-    /// gives no receive back: it stays posted until a message takes it or the endpoint is dropped.
+    /// Cancels a posted receive: a later poll reports it as failed with `Cancelled`. Returns false if the device cannot
+    /// cancel receives: the receive stays posted until a message consumes it or the endpoint is dropped.
     fn cancel_recv(&mut self, id: u64) -> bool;
 
-    /// The provider's own text for a status, which the engine prints behind the text of the kind. Empty if the kind says
-    /// all.
+    /// The provider's own text for a status, which the engine prints behind the text of the kind. Empty if the kind
+    /// says all.
     fn describe(&self, status: Status) -> String;
 }
 
@@ -65,7 +66,7 @@ pub trait Endpoint: Send {
 pub struct PostResult {
     /// The number of requests that the endpoint took, in order.
     pub accepted: usize,
-    /// Why the endpoint refuses the request after them for good; `None` means back-pressure.
+    /// Why the next request fails; posting it again would not help. `None` means back-pressure.
     pub error: Option<Status>,
 }
 
@@ -77,10 +78,10 @@ pub enum Armed {
     /// The descriptor becomes readable with the next event. The endpoint owns it; `arm` and `poll` clear it.
     #[cfg(unix)]
     Fd(RawFd),
-    /// As [`Armed::Fd`], but some events do not make the descriptor readable: sleep no longer than for
+    /// As [`Armed::Fd`], but some events do not make the descriptor readable: sleep at most as long as for
     /// [`Armed::Unsupported`].
     #[cfg(unix)]
-    FdOrNap(RawFd),
+    FdOrTimeout(RawFd),
     /// The endpoint cannot wake its caller: sleep for at most `Capabilities::idle_backoff`.
     Unsupported,
 }

@@ -25,7 +25,7 @@ pub enum ErrorKind {
     Unsupported,
     /// A queue or table is full and the caller asked not to wait.
     Busy,
-    /// A limit on how many of something may exist is reached.
+    /// No more of something can be made: peer slots, registrations, memory, file descriptors.
     Exhausted,
     /// The deadline passed first.
     DeadlineExceeded,
@@ -37,23 +37,23 @@ pub enum ErrorKind {
     DeviceLost,
     /// This fabric, listener or peer was closed locally.
     Closed,
-    /// There is nothing of that name.
+    /// Nothing has this name.
     NotFound,
     /// No transport of ours reaches that peer.
     Unreachable,
     /// The peer speaks another version of the protocol.
     Version,
-    /// Bytes from the peer that do not parse or break the protocol.
+    /// The peer sent bytes that do not parse or that break the protocol.
     Protocol,
-    /// The operating system refused for lack of a right or a setting, or a peer for
-    /// lack of a token or a certificate.
+    /// The operating system refused, because a right or a setting is missing. Or a peer refused, because a token or a
+    /// certificate is missing.
     Permission,
     /// Any other failure of the operating system.
     Io,
 }
 
 impl ErrorKind {
-    /// By their codes: every kind, in the order of the declaration.
+    /// Every kind, in the order of the declaration. The index of a kind is its code.
     const ALL: [Self; 20] = [
         Self::InvalidRequest,
         Self::OutOfBounds,
@@ -77,12 +77,12 @@ impl ErrorKind {
         Self::Io,
     ];
 
-    /// Its number in the flight recorder.
+    /// The kind's number in the flight recorder.
     pub fn code(self) -> u8 {
         self as u8
     }
 
-    /// The kind with that number.
+    /// The kind with this number.
     pub fn from_code(code: u8) -> Option<Self> {
         Self::ALL.get(usize::from(code)).copied()
     }
@@ -117,8 +117,8 @@ impl fmt::Display for ErrorKind {
 
 /// An error: kind, operation, context in words, and its cause if there is one.
 ///
-/// One word wide, so that results stay small on the hot path. `Debug` prints the same sentence as `Display`, so that
-/// an error that `main` or a test returns says what to do:
+/// It has the size of a pointer, so that results stay small on the hot path. `Debug` prints the same sentence as
+/// `Display`, so that an error that `main` or a test returns says what to do:
 ///
 /// ```
 /// # use multirail_spi::{Error, ErrorKind};
@@ -197,7 +197,7 @@ impl Error {
         self.0.operation
     }
 
-    /// What is known about it, and what would mend it.
+    /// What is known about the failure, and what to do next.
     pub fn context(&self) -> &str {
         &self.0.context
     }
@@ -227,7 +227,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_word_wide_and_readable() {
+    fn small_and_readable() {
         assert_eq!(size_of::<Result<()>>(), size_of::<usize>());
         let error = Error::new(ErrorKind::OutOfBounds, "write", "range 0..9 of a region of 8 bytes");
         assert_eq!(error.to_string(), "write: out of bounds: range 0..9 of a region of 8 bytes");
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn codes_lead_back() {
+    fn codes_decode_to_their_kinds() {
         assert!(ErrorKind::ALL.iter().all(|kind| ErrorKind::from_code(kind.code()) == Some(*kind)));
         assert_eq!(usize::from(ErrorKind::Io.code()) + 1, ErrorKind::ALL.len());
     }
@@ -248,7 +248,7 @@ mod tests {
         assert_eq!(error.kind(), ErrorKind::Unreachable);
         let source = std::error::Error::source(&error).unwrap();
         assert!(source.is::<std::io::Error>(), "{source}");
-        // What prints a chain of causes prints no sentence twice.
+        // A program that prints the chain of causes prints no sentence twice.
         assert_ne!(source.to_string(), error.to_string());
     }
 }

@@ -1,59 +1,60 @@
-//! Flushes that a backend owes before it reports arrivals.
+//! The flushes that a backend does before it reports arrivals.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::{Completions, Fence, Memory, MemoryKind, Result};
+use crate::{Completions, Flush, Memory, MemoryKind, Result};
 
-/// The [`Fence`]s of all memory that a device may write.
+/// The [`Flush`]es of all memory that a device may write.
 ///
-/// A backend whose device writes memory by itself adds each memory that it registers, and calls
-/// [`Fences::flush_if_arrivals`] at the end of each poll, before the engine sees the arrivals.
+/// A backend whose device writes memory itself adds each memory that it registers. It calls
+/// [`Flushes::flush_if_arrivals`] at the end of each poll, before the engine sees the arrivals.
 #[derive(Default)]
-pub struct Fences {
-    any: AtomicBool,
-    /// One for each kind of memory.
-    all: Mutex<Vec<(MemoryKind, Arc<dyn Fence>)>>,
+pub struct Flushes {
+    /// Whether `by_kind` is not empty.
+    is_needed: AtomicBool,
+    /// One flush for each kind of memory.
+    by_kind: Mutex<Vec<(MemoryKind, Arc<dyn Flush>)>>,
 }
 
-impl Fences {
-    /// Adds the fence of `memory`, if it has one: peers' bytes may arrive there from now on.
+impl Flushes {
+    /// Adds the flush of `memory`, if it needs one. The caller calls this before any peer can write to the memory.
     ///
     /// # Errors
-    /// Those of [`Memory::fence`]: a reader could see stale bytes after the device has written.
+    /// Those of [`Memory::needed_flush`]: a reader could see stale bytes after the device has written.
     pub fn add(&self, memory: &dyn Memory) -> Result<()> {
-        let Some(fence) = memory.fence()? else { return Ok(()) };
-        let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
-        if all.iter().all(|(kind, _)| *kind != memory.kind()) {
-            all.push((memory.kind(), fence));
+        let Some(flush) = memory.needed_flush()? else { return Ok(()) };
+        let mut by_kind = self.by_kind.lock().unwrap_or_else(PoisonError::into_inner);
+        if by_kind.iter().all(|(kind, _)| *kind != memory.kind()) {
+            by_kind.push((memory.kind(), flush));
         }
-        // The polling thread sees it before a peer is told of the memory.
-        self.any.store(true, Ordering::Release);
+        // The polling thread sees this before the first arrival: no peer knows the memory yet.
+        self.is_needed.store(true, Ordering::Release);
         Ok(())
     }
 
     /// Flushes if `polled` holds events.
     #[inline]
     pub fn flush_if_arrivals(&self, polled: &Completions) {
-        if self.any.load(Ordering::Acquire) && !polled.as_slice().is_empty() {
+        if self.is_needed.load(Ordering::Acquire) && !polled.as_slice().is_empty() {
             self.flush();
         }
     }
 
     #[cold]
     fn flush(&self) {
-        let all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
-        for (kind, fence) in &*all {
-            if let Err(why) = fence.flush() {
-                tracing::error!(%why, ?kind, "a reader may see stale bytes of what has arrived");
+        let by_kind = self.by_kind.lock().unwrap_or_else(PoisonError::into_inner);
+        for (kind, flush) in &*by_kind {
+            if let Err(why) = flush.flush() {
+                tracing::error!(%why, ?kind, "a flush failed: readers may see stale bytes");
             }
         }
     }
 }
 
-impl std::fmt::Debug for Fences {
+impl std::fmt::Debug for Flushes {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Fences").field("any", &self.any).finish_non_exhaustive()
+        f.debug_struct("Flushes").field("is_needed", &self.is_needed).finish_non_exhaustive()
     }
 }
 
@@ -64,13 +65,13 @@ mod tests {
     use super::*;
     use crate::{Error, ErrorKind, Event, PeerSlot};
 
-    /// Memory of a device that counts its flushes, or has none.
-    struct Said(u32, Option<Arc<Counted>>);
+    /// Memory of the device with this number, with its flush, if it has one.
+    struct DeviceMemory(u32, Option<Arc<Counted>>);
 
     #[derive(Default)]
     struct Counted(AtomicU32);
 
-    impl Fence for Counted {
+    impl Flush for Counted {
         fn flush(&self) -> Result<()> {
             self.0.fetch_add(1, Ordering::Relaxed);
             Ok(())
@@ -78,7 +79,7 @@ mod tests {
     }
 
     // SAFETY: nobody follows the address.
-    unsafe impl Memory for Said {
+    unsafe impl Memory for DeviceMemory {
         fn as_ptr(&self) -> *mut u8 {
             std::ptr::null_mut()
         }
@@ -91,7 +92,7 @@ mod tests {
             MemoryKind::Cuda { device: self.0 }
         }
 
-        fn fence(&self) -> Result<Option<Arc<dyn Fence>>> {
+        fn needed_flush(&self) -> Result<Option<Arc<dyn Flush>>> {
             match &self.1 {
                 Some(counted) => Ok(Some(Arc::clone(counted) as _)),
                 None if self.0 == 0 => Ok(None),
@@ -101,20 +102,20 @@ mod tests {
     }
 
     #[test]
-    fn once_for_each_device_and_only_before_arrivals() {
-        let (fences, first, second) = (Fences::default(), Arc::default(), Arc::default());
+    fn flushes_once_for_each_device_and_only_before_arrivals() {
+        let (flushes, first, second) = (Flushes::default(), Arc::default(), Arc::default());
         let mut polled = Completions::with_room(4);
         assert!(polled.push(Event::Imm { peer: PeerSlot(0), imm: 1 }).is_ok());
-        fences.add(&Said(0, None)).unwrap();
-        assert!(!fences.any.load(Ordering::Relaxed), "nothing to flush");
+        flushes.add(&DeviceMemory(0, None)).unwrap();
+        assert!(!flushes.is_needed.load(Ordering::Relaxed), "nothing to flush");
         for (device, counted) in [(1, &first), (1, &first), (2, &second)] {
-            fences.add(&Said(device, Some(Arc::clone(counted)))).unwrap();
+            flushes.add(&DeviceMemory(device, Some(Arc::clone(counted)))).unwrap();
         }
         let counts = || [&first, &second].map(|counted: &Arc<Counted>| counted.0.load(Ordering::Relaxed));
-        fences.flush_if_arrivals(&Completions::with_room(4));
+        flushes.flush_if_arrivals(&Completions::with_room(4));
         assert_eq!(counts(), [0, 0]);
-        fences.flush_if_arrivals(&polled);
+        flushes.flush_if_arrivals(&polled);
         assert_eq!(counts(), [1, 1]);
-        assert_eq!(fences.add(&Said(3, None)).unwrap_err().kind(), ErrorKind::Unsupported);
+        assert_eq!(flushes.add(&DeviceMemory(3, None)).unwrap_err().kind(), ErrorKind::Unsupported);
     }
 }

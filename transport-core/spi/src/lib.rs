@@ -6,15 +6,16 @@
 //!
 //! In reading order:
 //!
-//! - [`Backend`] finds devices and opens them; [`DeviceInfo`], or why there are none: [`Unavailable`].
+//! - [`Backend`] finds devices and opens them. It describes each device by a [`DeviceInfo`], or says by [`Unavailable`]
+//!   why there is none.
 //! - [`Domain`] is an open device: it registers memory, connects ([`Connector`]) and makes endpoints. Its
 //!   [`Capabilities`] are facts and limits that the engine plans by.
 //! - [`Endpoint`] posts a [`Batch`] of [`WorkRequest`]s and polls [`Completions`], which are [`Event`]s.
-//! - [`Memory`] owns bytes that a device may touch; [`HostBuffer`] is such an owner. [`copy`] moves bytes that others
-//!   may write at the same time; [`Fences`] flush what a device has written.
+//! - [`Memory`] owns bytes that a device may touch; [`HostBuffer`] is such an owner. [`copy`] copies bytes that others
+//!   may write at the same time. [`Flushes`] make bytes visible that a device has written.
 //! - [`Clock`] is where time comes from, [`Error`] what every call may return.
-//! - [`WakeupPipe`] wakes a thread that sleeps; a [`Signal`] is what a GPU waits for.
-//! - [`Staging`] says when bytes go through staging buffers; [`staging`] is the protocol of the slots of such buffers.
+//! - [`WakeupPipe`] wakes a thread that sleeps. A [`Signal`] is a word in memory that a GPU or a thread waits for.
+//! - [`StagingPolicy`] says when bytes go through staging buffers. [`staging`] is the protocol of the slots of such buffers.
 //!
 //! ```
 //! use multirail_spi::{Access, HostBuffer, Memory};
@@ -26,8 +27,8 @@
 //!
 //! # Threads and cleanup
 //!
-//! One thread at a time owns an [`Endpoint`]; everything else is called from any thread. Objects hold what they are
-//! made of: the last handle of a domain closes it.
+//! One thread at a time owns an [`Endpoint`]. Any thread may call the other objects. Each object keeps the objects
+//! alive that it depends on: a domain is closed when its last handle is dropped.
 
 #![deny(unsafe_code)]
 
@@ -36,49 +37,45 @@ mod backend;
 mod batch;
 mod capabilities;
 mod clock;
-#[allow(unsafe_code, reason = "the one place that copies racing bytes")]
+#[allow(unsafe_code, reason = "the only place that copies bytes while others may write them")]
 pub mod copy;
 #[allow(unsafe_code, reason = "states the contracts of registering and of running requests")]
 mod domain;
 #[allow(unsafe_code, reason = "states the contracts of posting")]
 mod endpoint;
 mod error;
-#[allow(unsafe_code, reason = "calls fences by their contract")]
+#[allow(unsafe_code, reason = "implements `Memory` for its test")]
 mod flush;
-mod grant;
 #[allow(unsafe_code, reason = "owns and maps memory, and states the contract of an owner")]
 mod memory;
 mod peer_slots;
-mod signal;
 pub mod staging;
-mod staging_policy;
 #[doc(hidden)]
 pub mod sync;
 mod wakeup;
 #[allow(unsafe_code, reason = "names memory by addresses")]
 mod work_request;
 
-pub use backend::{Backend, DeviceInfo, DomainSetup, Probe, Unavailable};
+pub use backend::{Backend, DeviceInfo, DomainSetup, Probe, StagingPolicy, Unavailable};
 pub use batch::{Batch, Piece};
 pub use capabilities::{
     AbortScope, Capabilities, DeliveredCost, DeliveredScope, Operations, Ordering, Progress, Revocation,
 };
 pub use clock::{Clock, SystemClock, Time, VirtualClock};
-pub use domain::{Connector, Direct, Domain, KeyMaterial, MemoryRegion, RemoteMemory};
+pub use domain::{Connector, Direct, Domain, MemoryRegion, RemoteKey, RemoteMemory};
 pub use endpoint::{Armed, Endpoint, EndpointConfig, PostResult};
 pub use error::{Error, ErrorKind, Result};
-pub use flush::Fences;
-pub use grant::Allowance;
+pub use flush::Flushes;
 #[cfg(unix)]
 pub use memory::DmaBuf;
 pub use memory::HostBuffer;
 #[cfg(target_os = "linux")]
 pub use memory::commit_file;
-pub use memory::{Access, Fence, Locality, Memory, MemoryKind};
+pub use memory::{Access, Flush, Locality, Memory, MemoryKind};
 #[cfg(unix)]
 pub use memory::{Mapping, page_size};
 pub use peer_slots::{ClosedSlots, SlotTable, claim_slot};
-pub use signal::Signal;
-pub use staging_policy::Staging;
-pub use wakeup::{WakeupHandle, WakeupPipe};
-pub use work_request::{Completions, Event, PeerSlot, ReceiveRequest, Status, WorkKind, WorkRequest};
+pub use wakeup::{Signal, WakeupHandle, WakeupPipe};
+pub use work_request::{
+    Completions, Event, PeerSlot, ReceiveRequest, Status, WireGrant, WorkKind, WorkRequest,
+};

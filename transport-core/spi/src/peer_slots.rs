@@ -1,4 +1,4 @@
-//! What backends share that keep a table of slots, one per peer: the control side changes it, the endpoint reads it.
+//! A table of peer slots, for backends that keep one. Control threads change it, and the endpoint reads it.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::{Event, PeerSlot};
 
-/// A table that any thread changes under a lock, and that the endpoint reads only after a change.
+/// A table that any thread may change under a lock. The endpoint locks it only if it has changed.
 #[derive(Debug, Default)]
 pub struct SlotTable<T> {
     table: Mutex<T>,
@@ -15,14 +15,14 @@ pub struct SlotTable<T> {
 }
 
 impl<T> SlotTable<T> {
-    /// Locks the table. A caller that changes what the endpoint reads calls [`SlotTable::changed`] after it.
+    /// Locks the table. A caller that changes something that the endpoint reads then calls [`SlotTable::mark_changed`].
     pub fn lock(&self) -> MutexGuard<'_, T> {
-        // No holder panics half way through a change, so that a poisoned table is still whole.
+        // No holder of the lock panics in the middle of a change. So a poisoned table is consistent.
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has the endpoint read the table once more.
-    pub fn changed(&self) {
+    /// Makes the endpoint read the table again.
+    pub fn mark_changed(&self) {
         self.changes.fetch_add(1, Ordering::Release);
     }
 
@@ -32,8 +32,8 @@ impl<T> SlotTable<T> {
         self.changes.load(Ordering::Acquire)
     }
 
-    /// Locks the table if it has changed since the count in `seen`, which is brought up to date. [`u64::MAX`] counts as
-    /// never read.
+    /// Locks the table if it has changed since the last call with this `seen`, which holds the number of changes at
+    /// that call. The first call passes [`u64::MAX`].
     #[inline]
     pub fn lock_if_changed(&self, seen: &mut u64) -> Option<MutexGuard<'_, T>> {
         let changes = self.changes();
@@ -45,7 +45,7 @@ impl<T> SlotTable<T> {
     }
 }
 
-/// The index of a free slot: the first one that `is_free`, else a new one.
+/// The index of the first slot that `is_free`; of a new slot if there is none.
 pub fn claim_slot<S: Default>(slots: &mut Vec<S>, is_free: impl Fn(&S) -> bool) -> usize {
     slots.iter().position(is_free).unwrap_or_else(|| {
         slots.push(S::default());
@@ -53,9 +53,11 @@ pub fn claim_slot<S: Default>(slots: &mut Vec<S>, is_free: impl Fn(&S) -> bool) 
     })
 }
 
-/// Slots whose [`Event::PeerGone`] the endpoint has queued. The engine has acted on such an event when it polls once
-/// more after it took the event. Only then the slot may be another peer's: else the event would be taken for that
-/// peer's.
+/// Disconnected slots that are not free yet.
+///
+/// The endpoint queues [`Event::PeerGone`] for a slot, and adds the slot here. A poll takes the event. The engine acts
+/// on the event before it polls again. In that next poll the endpoint takes the slot out, and makes it free. If the
+/// slot were free earlier, a new peer could get it, and the engine would apply the event to the new peer.
 #[derive(Debug, Default)]
 pub struct ClosedSlots(Vec<PeerSlot>);
 
@@ -71,14 +73,14 @@ impl ClosedSlots {
         self.0.push(slot);
     }
 
-    /// Takes the slots on whose events the engine has acted. The endpoint calls this at the beginning of a poll, with the
-    /// events that had no room in the polls before.
-    pub fn take_heard<'a>(&'a mut self, waiting: &'a VecDeque<Event>) -> impl Iterator<Item = PeerSlot> + 'a {
-        let was_heard = |peer: &mut PeerSlot| !waiting.contains(&Event::PeerGone { peer: *peer });
-        self.0.extract_if(.., was_heard)
+    /// Takes the slots on whose events the engine has acted. The endpoint calls this at the beginning of a poll.
+    /// `queued` are the events that no poll has taken yet.
+    pub fn take_free<'a>(&'a mut self, queued: &'a VecDeque<Event>) -> impl Iterator<Item = PeerSlot> + 'a {
+        let is_taken = |peer: &mut PeerSlot| !queued.contains(&Event::PeerGone { peer: *peer });
+        self.0.extract_if(.., is_taken)
     }
 
-    /// Takes all, as the endpoint is closed.
+    /// Takes all slots. For an endpoint that is closed.
     pub fn take_all(&mut self) -> impl Iterator<Item = PeerSlot> + '_ {
         self.0.drain(..)
     }
@@ -94,8 +96,8 @@ mod tests {
         assert!(table.lock_if_changed(&mut seen).is_some(), "never read");
         assert!(table.lock_if_changed(&mut seen).is_none());
         table.lock().push(1);
-        assert!(table.lock_if_changed(&mut seen).is_none(), "not announced");
-        table.changed();
+        assert!(table.lock_if_changed(&mut seen).is_none(), "the change is not marked");
+        table.mark_changed();
         assert_eq!(table.lock_if_changed(&mut seen).as_deref(), Some(&vec![1]));
     }
 
@@ -115,9 +117,9 @@ mod tests {
         closed.push(one);
         closed.push(two);
         let mut waiting = VecDeque::from([Event::PeerGone { peer: two }]);
-        assert_eq!(closed.take_heard(&waiting).collect::<Vec<_>>(), [one]);
+        assert_eq!(closed.take_free(&waiting).collect::<Vec<_>>(), [one]);
         waiting.clear();
-        assert_eq!(closed.take_heard(&waiting).collect::<Vec<_>>(), [two]);
+        assert_eq!(closed.take_free(&waiting).collect::<Vec<_>>(), [two]);
         assert!(closed.is_empty());
     }
 }

@@ -1,4 +1,4 @@
-//! The loom switch: atomics and cells that loom can explore.
+//! Atomics and cells: those of `std`, or those of loom when loom tests the code.
 
 use std::task::Waker;
 
@@ -51,7 +51,7 @@ impl WakerCell {
     }
 }
 
-/// `std`'s cell with loom's way of access.
+/// `std`'s cell with the interface of loom's.
 #[cfg(not(multirail_loom))]
 #[derive(Debug)]
 pub struct UnsafeCell<T>(std::cell::UnsafeCell<T>);

@@ -1,4 +1,4 @@
-//! Waking a thread that sleeps on file descriptors.
+//! Waking a thread that sleeps on file descriptors, and words in memory that GPUs and threads wait for.
 //!
 //! A pipe is a socket pair: every Unix has those, and the sending end can be handed to another process. A caller wakes
 //! only a thread that sleeps, so that it pays the system call once per sleep and never per operation.
@@ -6,20 +6,21 @@
 use std::io::{ErrorKind as Os, Read};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use crate::{Error, Result};
 
-/// The receiving end, and a handle that wakes who sleeps on it.
+/// The receiving end of a pipe, with a handle that wakes the thread that sleeps on it.
 #[derive(Debug)]
 pub struct WakeupPipe {
     receiver: UnixStream,
     handle: WakeupHandle,
 }
 
-/// The sending end.
+/// The sending end of a [`WakeupPipe`].
 #[derive(Debug)]
 pub struct WakeupHandle(UnixStream);
 
@@ -63,8 +64,8 @@ impl WakeupPipe {
 }
 
 impl WakeupHandle {
-    /// Wakes the thread that sleeps on the pipe. Does nothing if the pipe is full, as it is readable then, or if its
-    /// receiving end is closed.
+    /// Wakes the thread that sleeps on the pipe. Does nothing if the pipe is full, because it is readable already, or
+    /// if its receiving end is closed.
     pub fn wake(&self) {
         while matches!(self.wake_once(), Err(error) if error.kind() == Os::Interrupted) {}
     }
@@ -101,6 +102,22 @@ impl From<OwnedFd> for WakeupHandle {
     /// A handle that another process handed over.
     fn from(fd: OwnedFd) -> Self {
         Self(fd.into())
+    }
+}
+
+/// A 32-bit word that this library shares with others: a kernel that polls it, a stream that waits for it or writes it,
+/// or another thread. `ImmCounter::mirror` writes one.
+///
+/// An `Arc<AtomicU32>` is a signal for the processor alone. Neither [`atomic`](Self::atomic) nor `drop` may block or
+/// panic, because workers call both.
+pub trait Signal: Send + Sync {
+    /// The word.
+    fn atomic(&self) -> &AtomicU32;
+}
+
+impl Signal for AtomicU32 {
+    fn atomic(&self) -> &AtomicU32 {
+        self
     }
 }
 

@@ -1,10 +1,10 @@
-//! The plain values of the hot path: requests in, events out.
+//! The plain values that cross between the engine, backends and the control plane: requests, events and grants.
 
 use crate::ErrorKind;
 use crate::copy::CopyStrategy;
 
-/// The number of a connected peer in a domain. Numbers are small, as they index lists. A number is unique until the
-/// engine has seen its `PeerGone`.
+/// The number of a connected peer in a domain. Numbers are small, because they index lists. A domain does not use a
+/// number again before the engine has acted on its `PeerGone`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct PeerSlot(pub u32);
 
@@ -22,8 +22,8 @@ pub enum WorkKind {
 /// One request to a device: a plain value that is copied and never allocated.
 #[derive(Debug, Clone, Copy)]
 pub struct WorkRequest {
-    /// The number that the completion names. It is unique among outstanding requests. Requests that stand together in a
-    /// batch mostly have consecutive numbers.
+    /// The number by which the completion names the request. It is unique among outstanding requests. Neighbours in a
+    /// batch usually have consecutive numbers.
     pub id: u64,
     /// The peer that it goes to.
     pub peer: PeerSlot,
@@ -35,10 +35,10 @@ pub struct WorkRequest {
     pub lkey: u64,
     /// The number of bytes.
     ///
-    /// A write of no bytes without an imm is a *warm-up*: the backend does what the first request to the peer would have
-    /// to do (touch a page, make a connection), delivers nothing, and completes it. A read of no bytes is a *flush*: it
-    /// completes once the bytes of all completed writes to the peer are visible there; it needs no right to read. Both
-    /// ignore `local`, `remote` and the keys.
+    /// A write of no bytes without an imm is a *warm-up*: the backend does the work of the first request to the peer in
+    /// advance (touches a page, makes a connection), and delivers nothing. A read of no bytes is a *flush*: it
+    /// completes once the bytes of all completed writes to the peer are visible there. It does not need `REMOTE_READ`.
+    /// Both ignore `local`, `remote` and the keys.
     pub len: u64,
     /// The first remote byte: the import's base plus an offset.
     pub remote: u64,
@@ -46,7 +46,7 @@ pub struct WorkRequest {
     pub rkey: u64,
     /// Immediate data, all 32 bits the user's.
     pub imm: Option<u32>,
-    /// How a copy should move the bytes, chosen by the size of the whole operation.
+    /// How the CPU copies the bytes, if it does. Chosen by the size of the whole operation.
     pub strategy: CopyStrategy,
 }
 
@@ -59,7 +59,7 @@ unsafe impl Sync for WorkRequest {}
 /// A buffer for one incoming message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReceiveRequest {
-    /// The number that the completion names.
+    /// The number by which the completion names the receive.
     pub id: u64,
     /// First byte.
     pub local: *mut u8,
@@ -84,8 +84,8 @@ pub struct Status {
 /// Something that happened at an endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event {
-    /// Posted requests with consecutive ids are done. A backend joins neighbours where it can: the engine handles one
-    /// event for many requests faster than one event for each.
+    /// Posted requests with consecutive ids have succeeded. A backend reports many requests by one event where it can:
+    /// the engine handles one event faster than many.
     Done {
         /// The first request's id.
         first: u64,
@@ -99,8 +99,8 @@ pub enum Event {
         /// Why.
         status: Status,
     },
-    /// A posted request failed and moves no more bytes, and the device reports the same status if the peer has died. The
-    /// engine asks the peer to find out which it is.
+    /// A posted request failed and moves no more bytes. Its status does not tell whether the peer has died: the device
+    /// reports the same status in that case. The engine probes the peer to find out.
     FailedUnconfirmed {
         /// The request's id.
         id: u64,
@@ -127,7 +127,7 @@ pub enum Event {
         /// Why.
         status: Status,
     },
-    /// A peer's immediate data arrived; the bytes it announces are visible.
+    /// A peer's immediate data arrived. The bytes that it announces are visible.
     Imm {
         /// Who sent it.
         peer: PeerSlot,
@@ -140,7 +140,7 @@ pub enum Event {
         peer: PeerSlot,
     },
     /// Peers reach the endpoint by another address from now on. The engine sends them the next offer
-    /// ([`Connector::offer_again`](crate::Connector::offer_again)).
+    /// ([`Connector::next_offer`](crate::Connector::next_offer)).
     EndpointChanged,
     /// The device is lost: no request that was posted to this endpoint moves bytes any more.
     DeviceLost {
@@ -159,7 +159,8 @@ impl Event {
     }
 }
 
-/// A bounded batch of events, reused from poll to poll.
+/// The events of a poll: completions, arrivals and others. It has room for a limited number, and is reused from poll to
+/// poll.
 #[derive(Debug)]
 pub struct Completions {
     events: Vec<Event>,
@@ -194,13 +195,13 @@ impl Completions {
         &self.events
     }
 
-    /// Replaces the event at `place`.
-    pub fn replace(&mut self, place: usize, event: Event) {
-        self.events[place] = event;
+    /// Replaces the event at `index`.
+    pub fn replace(&mut self, index: usize, event: Event) {
+        self.events[index] = event;
     }
 
-    /// Notes progress that has no event here, so that the worker stays awake: for example, a peer's write that this
-    /// side's poll carries out.
+    /// Notes progress without an event, so that the worker stays awake: for example, this side's poll has carried out a
+    /// peer's write.
     pub fn note_progress(&mut self) {
         self.has_progress = true;
     }
@@ -221,4 +222,16 @@ impl Completions {
         self.events.clear();
         self.has_progress = false;
     }
+}
+
+/// A grant in the form that the receiver sends: what the sender may send to it. Imms and messages are totals since the
+/// connection began. So a grant that arrives twice changes nothing.
+#[derive(serde::Serialize, serde::Deserialize, Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct WireGrant {
+    /// Bytes that may be posted and not acknowledged.
+    pub bytes: u64,
+    /// Requests with an imm, since the peer was connected.
+    pub imms: u64,
+    /// Messages, since the peer was connected.
+    pub messages: u64,
 }

@@ -314,7 +314,7 @@ impl FabricBuilder {
                 clock: Arc::clone(&self.clock),
                 seed: seed.wrapping_add(position as u64),
                 incarnation,
-                sleeps: !self.caller_driven,
+                worker_sleeps: !self.caller_driven,
             };
             let settings = OpenSettings {
                 transport: TransportIndex::new(position),

@@ -279,7 +279,7 @@ impl Fabric {
     pub fn unclosed(&self) -> Vec<String> {
         let unclosed_of = |transport: &Transport| {
             let rails = transport.devices.iter().zip(&transport.domains);
-            let unclosed = rails.filter(|(_, domain)| domain.unclosed() > 0);
+            let unclosed = rails.filter(|(_, domain)| domain.unclosed_endpoints() > 0);
             unclosed.map(|(device, _)| device.name.clone()).collect::<Vec<_>>()
         };
         self.0.transports.iter().flat_map(unclosed_of).collect()

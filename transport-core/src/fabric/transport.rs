@@ -110,7 +110,7 @@ impl Transport {
             let setup = DomainSetup { seed: setup.seed ^ ((position as u64) << 32), ..setup.clone() };
             transport.domains.push(config.backend.open(device, &setup)?);
         }
-        let capacity = transport.domains.iter().map(|domain| domain.capabilities().cq_depth).min();
+        let capacity = transport.domains.iter().map(|domain| domain.capabilities().arrival_depth).min();
         let (label, groups) = (transport.label.clone(), ranges.len() as u64);
         let policy = Arc::clone(&settings.grant_policy);
         let receiver_credits = ReceiverCredits::new(label, capacity.unwrap_or(0), groups, policy);

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::{Barriers, Peer, PeerInner};
 use crate::control::{Identity, SessionHandle};
-use crate::engine::flow_control::Allowance;
+use crate::engine::flow_control::WireGrant;
 use crate::engine::index::{GroupIndex, TransportIndex};
 use crate::engine::memory::RemoteInner;
 use crate::engine::peer::{PeerEvents, PeerIdentity, PeerProbe};
@@ -158,7 +158,7 @@ impl PeerEvents for PeerContext {
         }
     }
 
-    fn grant_renewed(&self, transport: TransportIndex, allowance: Allowance) {
+    fn grant_renewed(&self, transport: TransportIndex, allowance: WireGrant) {
         if let Some(peer) = self.this.upgrade() {
             Peer(peer).announce_grant(transport, allowance);
         }

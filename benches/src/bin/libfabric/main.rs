@@ -16,7 +16,7 @@ use backend_efa::{Efa, EfaConfig};
 use benches::processes::{BenchDevices, ProcessRole, Target, transport};
 use benches::{BenchResult, exit_code};
 use clap::{Parser, Subcommand};
-use staging::{Staged, Staging};
+use staging::{Staged, StagingPolicy};
 use transport_core::TransportConfig;
 
 /// A loop of our writes.
@@ -89,7 +89,7 @@ impl BenchDevices for LibfabricProvider {
         let config = EfaConfig::default().provider(&self.provider);
         let inner = Efa::with(self.node().into_iter().fold(config, EfaConfig::node));
         if self.staged {
-            return transport(Staged::new(Arc::new(inner), Staging::Always), None);
+            return transport(Staged::new(Arc::new(inner), StagingPolicy::Always), None);
         }
         transport(inner, None)
     }

@@ -20,7 +20,7 @@ use crate::session::close::CloseReason;
 use crate::session::liveness::Liveness;
 use crate::session::lookups::{AnswerSender, Lookups, MAX_OUTSTANDING, ProbeGuard, Requester};
 use crate::session::relocations::Relocations;
-use multirail_spi::{Allowance, Error, ErrorKind, Result};
+use multirail_spi::{Error, ErrorKind, Result, WireGrant};
 
 /// The most bytes of answers that wait while the peer does not read: twice the answers to all lookups that it may have
 /// outstanding.
@@ -33,7 +33,7 @@ pub(crate) enum SessionCommand {
     Lookup { name: String, answer: AnswerSender },
     Probe(ProbeGuard),
     Revoked { region: u64 },
-    Grant { transport: String, allowance: Allowance },
+    Grant { transport: String, allowance: WireGrant },
     BarrierReached { barrier: String },
     Relocated { transport: String, pair: u16, offer: Vec<u8> },
     Goodbye,
@@ -92,7 +92,7 @@ impl SessionHandle {
     }
 
     /// Grants the peer `allowance` over `transport`.
-    pub fn grant(&self, transport: &str, allowance: Allowance) {
+    pub fn grant(&self, transport: &str, allowance: WireGrant) {
         self.command(SessionCommand::Grant { transport: transport.to_owned(), allowance });
     }
 

@@ -16,7 +16,7 @@ mod send_credit;
 use crate::PeerId;
 
 pub use backlog::{Backlog, Weight};
-pub use multirail_spi::Allowance;
+pub use multirail_spi::WireGrant;
 pub use receiver_credits::{Grantee, ReceiverCredits};
 pub use send_credit::{CreditCounter, SendCredit};
 

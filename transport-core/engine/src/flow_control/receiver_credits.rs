@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::{Allowance, GrantPolicy, GrantRequest};
+use super::{GrantPolicy, GrantRequest, WireGrant};
 use crate::{Error, ErrorKind, PeerId, Result};
 
 /// A peer may exceed its grant by this many arrivals: the sender takes back the credit of requests that failed, and
@@ -33,7 +33,7 @@ struct CreditTable {
 /// What one peer was granted, and what of it has arrived.
 #[derive(Default, Clone, Copy)]
 struct PeerCredit {
-    granted: Allowance,
+    granted: WireGrant,
     /// Imms that have arrived.
     imms: u64,
     /// Messages that have arrived.
@@ -55,7 +55,7 @@ pub struct Grantee<'a> {
 /// What a peer may send now, and when the engines renew its grant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GrantState {
-    pub allowance: Allowance,
+    pub allowance: WireGrant,
     /// An engine renews the grant after this many imms, or this many messages. Never 0.
     pub renew_after: [u64; 2],
 }
@@ -85,7 +85,7 @@ impl ReceiverCredits {
         peer: Grantee<'_>,
         imms: u64,
         messages: u64,
-        announce: impl FnOnce(Allowance),
+        announce: impl FnOnce(WireGrant),
     ) -> Result<GrantState> {
         let mut table = self.lock();
         let mut credit = table.peers.get(&peer.id).copied().unwrap_or_default();
@@ -112,7 +112,7 @@ impl ReceiverCredits {
         });
         // A grant is never taken back.
         let raise = |granted: u64, arrived: u64, window: u64| granted.max(arrived.saturating_add(window));
-        credit.granted = Allowance {
+        credit.granted = WireGrant {
             bytes: grant.bytes,
             imms: raise(credit.granted.imms, credit.imms, grant.imms),
             messages: raise(credit.granted.messages, credit.messages, grant.messages),
@@ -272,7 +272,7 @@ mod tests {
         for peer in &peers {
             credits.open(*peer).unwrap();
             let granted = credits.renew(*peer, 5, 5, |_| ()).unwrap();
-            assert_eq!(granted.allowance, Allowance { bytes: 0, imms: u64::MAX, messages: u64::MAX });
+            assert_eq!(granted.allowance, WireGrant { bytes: 0, imms: u64::MAX, messages: u64::MAX });
         }
         peers.iter().for_each(|peer| credits.close(peer.id));
         assert_eq!(credits.lock().reserved, 0);

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crossbeam_utils::CachePadded;
 
-use crate::spi::{Allowance, WorkKind};
+use crate::spi::{WireGrant, WorkKind};
 
 /// The sender's side of a grant, for one transport. The engines use it, and any thread that runs a small request
 /// itself.
@@ -29,7 +29,7 @@ pub struct CreditCounter {
 
 impl SendCredit {
     /// Applies a new grant. Returns false if it grants less than an earlier one: the protocol forbids this.
-    pub fn raise(&self, to: &Allowance) -> bool {
+    pub fn raise(&self, to: &WireGrant) -> bool {
         let is_more = self.0.imms.raise(to.imms) & self.0.messages.raise(to.messages);
         self.0.bytes.store(to.bytes, Ordering::SeqCst);
         is_more
@@ -108,8 +108,8 @@ impl CreditCounter {
 mod tests {
     use super::*;
 
-    fn allowance(imms: u64) -> Allowance {
-        Allowance { bytes: 1, imms, messages: 0 }
+    fn allowance(imms: u64) -> WireGrant {
+        WireGrant { bytes: 1, imms, messages: 0 }
     }
 
     #[test]

@@ -87,7 +87,7 @@ pub struct RetainedByRail {
 
 impl Drop for RetainedByRail {
     fn drop(&mut self) {
-        if self.domain.unclosed() > 0 {
+        if self.domain.unclosed_endpoints() > 0 {
             tracing::warn!(
                 "the backend has not closed an endpoint: the memory of dropped regions is never freed"
             );

@@ -2,7 +2,7 @@
 
 use super::PeerProbe;
 use crate::Error;
-use crate::flow_control::Allowance;
+use crate::flow_control::WireGrant;
 use crate::index::{GroupIndex, TransportIndex};
 
 /// The part of a peer that the engine does not know: how to tell the peer something, and how its connection ends. The
@@ -18,7 +18,7 @@ pub trait PeerEvents: Send + Sync {
     fn failed(&self, error: Error);
 
     /// The peer may send this over a transport from now on. Called in the order in which the grants are made.
-    fn grant_renewed(&self, transport: TransportIndex, allowance: Allowance);
+    fn grant_renewed(&self, transport: TransportIndex, allowance: WireGrant);
 
     /// The endpoint of rail `rail` of the link over `group` may have a new address, which the peer has to learn.
     fn endpoint_changed(&self, group: GroupIndex, rail: usize);

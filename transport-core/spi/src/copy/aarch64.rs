@@ -1,4 +1,4 @@
-//! The aarch64 copies: pairs of 16-byte registers.
+//! The copies of aarch64, by pairs of 16-byte registers.
 
 use std::arch::asm;
 
@@ -7,13 +7,13 @@ use super::implementation::Implementation;
 /// NEON registers, which every aarch64 CPU that Rust's std supports has.
 pub(super) static NEON: Implementation = Implementation { name: "neon", plain, stream, stream_four: None };
 
-/// What one turn of a loop moves.
+/// The bytes that one iteration of a loop, a *turn*, copies.
 const TURN: usize = 128;
 
-/// Pieces below this go plain in a streaming copy.
+/// A streaming copy copies shorter pieces without streaming.
 const STREAM_PIECE: usize = 256;
 
-/// 128-byte turns, `turns >= 1` of them: loads first, then stores.
+/// Copies `turns >= 1` turns of 128 bytes: loads first, then stores.
 macro_rules! turns {
     ($load:literal, $store:literal, $dst:expr, $src:expr, $turns:expr) => {
         asm!(
@@ -39,8 +39,8 @@ macro_rules! turns {
     };
 }
 
-/// Both ends of a range of at least one and at most two registers' bytes. `dst_end`
-/// and `src_end` point to the last register's bytes.
+/// Copies a range that is as long as one to two registers: the first register's bytes and the last register's bytes,
+/// which may overlap. The last register's bytes begin at `back`.
 macro_rules! ends {
     ($load:literal, $store:literal, $class:ident $modifier:literal, $dst:ident, $src:ident, $back:expr) => {
         asm!(
@@ -56,8 +56,8 @@ macro_rules! ends {
     };
 }
 
-/// At most 32 bytes. Eight bytes (and four, two, one) move as one load and one store,
-/// so an aligned word never tears.
+/// Copies at most 32 bytes. Eight bytes (and four, two, one) are one load and one store, so that an aligned word is
+/// never a mix of old and new bytes.
 ///
 /// # Safety
 /// Those of [`copy`](super::copy), and `len <= 32`.
@@ -86,7 +86,7 @@ unsafe fn plain(dst: *mut u8, src: *const u8, len: usize) {
     unsafe {
         let mut at = 0;
         if len >= TURN {
-            // `dst` aligned from the second turn on, and a last turn that ends the range.
+            // From the second turn on, `dst` is aligned. The last turn ends with the range.
             turns!("ldp", "stp", dst, src, 1usize);
             at = TURN - dst.addr() % 16;
             let turns = (len - at) / TURN;
@@ -113,7 +113,7 @@ unsafe fn stream(dst: *mut u8, src: *const u8, len: usize) {
         if len < STREAM_PIECE {
             return plain(dst, src, len);
         }
-        // Whole lines, so that the stores of one line gather.
+        // Streams whole lines, so that the CPU combines the stores of one line.
         let at = dst.addr().wrapping_neg() % 64;
         plain(dst, src, at);
         let turns = (len - at) / TURN;

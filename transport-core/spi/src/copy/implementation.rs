@@ -16,8 +16,7 @@ pub(super) struct Implementation {
     pub(super) name: &'static str,
     pub(super) plain: Copier,
     pub(super) stream: Copier,
-    /// `None` where four pieces side by side are no faster than one by one, or nobody
-    /// has measured that they are.
+    /// `None` if four pieces side by side are not faster than one by one, or if that was not measured.
     pub(super) stream_four: Option<FourCopier>,
 }
 
@@ -36,8 +35,8 @@ impl Implementation {
     }
 }
 
-/// What this process uses. It begins as [`RESOLVE`], whose loops detect the CPU,
-/// store the answer here and go on: so a copy never tests whether that was done.
+/// The implementation of this process. At first it is [`RESOLVE`]. The loops of `RESOLVE` choose the implementation for
+/// this CPU, store it here, and run it. So no later copy has to check whether the choice was made.
 static ACTIVE: AtomicPtr<Implementation> = AtomicPtr::new(ptr::from_ref(&RESOLVE).cast_mut());
 
 static RESOLVE: Implementation = Implementation {
@@ -67,7 +66,7 @@ fn resolve() -> &'static Implementation {
     best
 }
 
-/// All that this CPU can run, best first; never empty.
+/// The implementations that this CPU can run, best first; never empty.
 #[cfg(all(target_arch = "x86_64", not(any(miri, multirail_loom))))]
 pub(super) fn available() -> Vec<&'static Implementation> {
     use super::x86_64::{AVX2, AVX512, AVX512_AHEAD, SSE2};
@@ -85,7 +84,7 @@ pub(super) fn available() -> Vec<&'static Implementation> {
     }
     available.push(&SSE2);
     #[cfg(test)]
-    available.extend([&super::portable::WORDS, &super::portable::BYTES]);
+    available.extend([&portable::WORDS, &portable::BYTES]);
     available
 }
 
@@ -96,24 +95,81 @@ fn is_intel() -> bool {
     [leaf.ebx, leaf.edx, leaf.ecx].map(u32::to_le_bytes).concat() == b"GenuineIntel"
 }
 
-/// All that this CPU can run, best first; never empty.
+/// The implementations that this CPU can run, best first; never empty.
 #[cfg(all(target_arch = "aarch64", not(any(miri, multirail_loom))))]
 pub(super) fn available() -> Vec<&'static Implementation> {
     vec![
         &super::aarch64::NEON,
         #[cfg(test)]
-        &super::portable::WORDS,
+        &portable::WORDS,
         #[cfg(test)]
-        &super::portable::BYTES,
+        &portable::BYTES,
     ]
 }
 
-/// All that may run here, best first; never empty.
+/// The implementations that may run here, best first; never empty.
 ///
-/// Bytes come first under miri and loom: two racing copies of different alignment
-/// would meet as atomics of different sizes, which miri reports as undefined.
+/// Under miri and loom, `BYTES` is the best one: two concurrent copies of different alignment would access the same
+/// bytes by atomics of different sizes, which miri reports as undefined behaviour.
 #[cfg(any(miri, multirail_loom, not(any(target_arch = "x86_64", target_arch = "aarch64"))))]
 pub(super) fn available() -> Vec<&'static Implementation> {
-    use super::portable::{BYTES, WORDS};
+    use portable::{BYTES, WORDS};
     if cfg!(any(miri, multirail_loom)) { vec![&BYTES, &WORDS] } else { vec![&WORDS, &BYTES] }
+}
+
+/// Loops of relaxed atomics: for architectures without a loop of their own, and for miri and loom, which do not
+/// understand assembly. With atomics, concurrent access to the bytes is no data race.
+#[cfg(any(test, miri, multirail_loom, not(any(target_arch = "x86_64", target_arch = "aarch64"))))]
+mod portable {
+    use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
+
+    use super::Implementation;
+
+    /// Copies eight bytes at a time, if source and destination have the same alignment.
+    pub(in crate::copy) static WORDS: Implementation =
+        Implementation { name: "words", plain: words, stream: words, stream_four: None };
+
+    /// Copies one byte at a time.
+    pub(in crate::copy) static BYTES: Implementation =
+        Implementation { name: "bytes", plain: bytes, stream: bytes, stream_four: None };
+
+    const WORD: usize = size_of::<u64>();
+
+    /// # Safety
+    /// Those of [`copy`](super::super::copy).
+    unsafe fn bytes(dst: *mut u8, src: *const u8, len: usize) {
+        for at in 0..len {
+            // SAFETY: `at < len`, and the caller vouches for `len` bytes of both ranges,
+            // touched by nobody through references. Every byte is aligned. `src` is only
+            // loaded from: `cast_mut` is for the signature.
+            unsafe {
+                let byte = AtomicU8::from_ptr(src.add(at).cast_mut()).load(Relaxed);
+                AtomicU8::from_ptr(dst.add(at)).store(byte, Relaxed);
+            }
+        }
+    }
+
+    /// # Safety
+    /// Those of [`copy`](super::super::copy).
+    unsafe fn words(dst: *mut u8, src: *const u8, len: usize) {
+        let head = dst.addr().wrapping_neg() % WORD;
+        if dst.addr() % WORD != src.addr() % WORD || len < head + WORD {
+            // SAFETY: the caller's promise, unchanged.
+            return unsafe { bytes(dst, src, len) };
+        }
+        let words = (len - head) / WORD;
+        let tail = head + words * WORD;
+        // SAFETY: the caller vouches for `len` bytes; `head <= tail <= len`.
+        unsafe {
+            bytes(dst, src, head);
+            bytes(dst.add(tail), src.add(tail), len - tail);
+        }
+        for at in (head..tail).step_by(WORD) {
+            // SAFETY: as in `bytes`; `head` aligns `dst`, and `src` is congruent to it.
+            unsafe {
+                let word = AtomicU64::from_ptr(src.add(at).cast_mut().cast()).load(Relaxed);
+                AtomicU64::from_ptr(dst.add(at).cast()).store(word, Relaxed);
+            }
+        }
+    }
 }

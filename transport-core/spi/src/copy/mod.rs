@@ -1,21 +1,16 @@
-//! Copies into and out of memory that another thread, process or device may be
-//! writing at the same moment.
+//! Copies from and to memory that another thread, process or device may write at the same time.
 //!
-//! Rust's memory model calls such a race undefined whatever the bytes are used
-//! for, so these copies stand outside it: inline `asm!` on x86_64 and aarch64,
-//! which the compiler treats as an unknown access to memory, and relaxed atomics
-//! elsewhere and under miri and loom. Bytes that were racing arrive as some mix of
-//! old and new, never as anything else: a checksum or a completion has to tell
-//! whether they are whole.
+//! In Rust's memory model such a race is undefined behaviour. So these copies are outside of the model. On x86_64 and
+//! aarch64 they are inline `asm!`, which the compiler treats as an unknown access to memory. On other architectures,
+//! and under miri and loom, they are relaxed atomics. If others write bytes during a copy, the copy is some mix of old
+//! and new bytes, and nothing else. A checksum or a completion has to tell whether the bytes are complete.
 //!
-//! Reading order: this file, `implementation` (which loop this CPU runs), then
-//! `x86_64` with `vector` and `small`, `aarch64`, `portable`.
+//! Reading order: this file, `implementation` (which loop this CPU runs), then `x86_64` with `vector` and `small`, and
+//! `aarch64`.
 
 #[cfg(all(target_arch = "aarch64", not(any(miri, multirail_loom))))]
 mod aarch64;
 mod implementation;
-#[cfg(any(test, miri, multirail_loom, not(any(target_arch = "x86_64", target_arch = "aarch64"))))]
-mod portable;
 #[cfg(all(target_arch = "x86_64", not(any(miri, multirail_loom))))]
 mod small;
 #[cfg(test)]
@@ -27,19 +22,19 @@ mod x86_64;
 
 use crate::Locality;
 
-/// From this many bytes on, an operation streams whatever the caller knows: 16 MiB.
+/// An operation of at least this many bytes streams, even without a hint of the caller: 16 MiB.
 ///
-/// No core has a private cache of this size: the bytes come from memory and go to memory, unless a huge shared cache holds
-/// both sides. In that case streaming loses 20 % (16 to 32 MiB,
-/// Sapphire Rapids with 480 MiB of L3); otherwise it gains 90 %. glibc's own threshold
-/// is no guide: it follows the shared cache (240 MiB on a Zen 4 with 32 MiB).
+/// No core has a private cache of this size. So the bytes come from memory and go to memory, unless a large shared
+/// cache holds source and destination. In that case streaming loses 20 % (16 to 32 MiB, Sapphire Rapids with 480 MiB of
+/// L3); otherwise it gains 90 %. glibc's threshold depends on the shared cache, and is too high (240 MiB on a Zen 4
+/// with 32 MiB).
 pub const STREAM_FROM: u64 = 16 << 20;
 
-/// From this many bytes on, a cold operation streams: 2 KiB.
+/// An operation of at least this many bytes streams, if its bytes are in no cache ([`Locality::Cold`]): 2 KiB.
 ///
-/// Measured with one fence per operation (Sapphire Rapids, random pieces of 1 GiB):
-/// streaming costs 25 % at 512 B, gains 8 % at 1 KiB, 25 % at 2 KiB, 15 to 25 % at 4 KiB
-/// and 50 % at 16 KiB. At 1 KiB, the next reader's cache misses cost more than streaming gains.
+/// Measured with one fence per operation (Sapphire Rapids, random pieces of 1 GiB): streaming costs 25 % at 512 B,
+/// gains 8 % at 1 KiB, 25 % at 2 KiB, 15 to 25 % at 4 KiB and 50 % at 16 KiB. At 1 KiB, the next reader's cache misses
+/// cost more than streaming gains.
 pub const COLD_STREAM_FROM: u64 = 2 << 10;
 
 /// How a copy moves bytes.
@@ -47,13 +42,13 @@ pub const COLD_STREAM_FROM: u64 = 2 << 10;
 pub enum CopyStrategy {
     /// Through the caches, like memcpy.
     Plain,
-    /// Past the caches, with non-temporal stores: for bytes that nobody reads soon. The caller calls [`finish`] before it
-    /// tells anybody that the bytes are there.
+    /// Past the caches, with non-temporal stores: for bytes that nobody reads soon. The caller calls [`finish`] before
+    /// it tells anybody that the bytes are there.
     Stream,
 }
 
-/// Chooses a strategy by the bytes of the whole operation, not of one of its pages, and by what the caller knows about the
-/// caches.
+/// Chooses a strategy by the bytes of the whole operation, not of one of its pages, and by what the caller knows about
+/// the caches.
 ///
 /// ```
 /// use multirail_spi::{Locality, copy::{CopyStrategy, strategy}};
@@ -89,17 +84,22 @@ pub unsafe fn copy(strategy: CopyStrategy, dst: *mut u8, src: *const u8, len: us
     unsafe { copier(dst, src, len) }
 }
 
-/// Four copies of `len` bytes each, [`CopyStrategy::Stream`], as if by four calls of [`copy`] in
-/// no particular order, and like those without a fence.
+/// Copies four times `len` bytes with [`CopyStrategy::Stream`], like four calls of [`copy`] in any order. Does not
+/// fence.
 ///
-/// Where the CPU gains by it, the four copies advance side by side, so that their TLB misses overlap. Use it for scattered
-/// pages of memory that is mapped in 4 KiB pages.
-/// Cold random pages of a memfd (Zen 4), GB/s of memcpy, one by one, four at once: 4 KiB
-/// 4.9, 5.9, 9.7; 16 KiB 6.4, 10.9, 13.7; 64 KiB 8.2, 13.6, 15.3.
+/// On CPUs that gain by it, the four copies advance side by side, so that their TLB misses overlap. Use it for
+/// scattered pages of memory that is mapped in 4 KiB pages. GB/s for random pages of a memfd that are in no cache (Zen
+/// 4):
+///
+/// | page size | memcpy | four calls of [`copy`] | `stream_four` |
+/// |---|---|---|---|
+/// | 4 KiB | 4.9 | 5.9 | 9.7 |
+/// | 16 KiB | 6.4 | 10.9 | 13.7 |
+/// | 64 KiB | 8.2 | 13.6 | 15.3 |
 ///
 /// # Safety
-/// Those of [`copy`], for each of the four. Destinations may overlap each other: bytes that lie in two of them end as some
-/// mix of both sources.
+/// Those of [`copy`], for each of the four. Destinations may overlap each other: bytes that are in two of them become
+/// some mix of both sources.
 #[inline]
 pub unsafe fn stream_four(dst: [*mut u8; 4], src: [*const u8; 4], len: usize) {
     // SAFETY: the ranges are as the caller promises; `active` only names loops that
@@ -107,7 +107,7 @@ pub unsafe fn stream_four(dst: [*mut u8; 4], src: [*const u8; 4], len: usize) {
     unsafe { implementation::active().stream_four(dst, src, len) }
 }
 
-/// Fences stores, if `strategy` is [`CopyStrategy::Stream`]. Call it after the copies of an operation and before its
+/// Flushes stores, if `strategy` is [`CopyStrategy::Stream`]. Call it after the copies of an operation and before its
 /// completion or imm is published.
 ///
 /// Non-temporal stores wait in write-combining buffers and may become visible after
@@ -129,9 +129,8 @@ fn fence() {
 #[cfg(all(target_arch = "aarch64", not(any(miri, multirail_loom))))]
 #[inline]
 fn fence() {
-    // `stnp` is ordered like any store here; the barrier keeps x86's promise, that
-    // even a relaxed store after `finish` comes second.
-    // SAFETY: a barrier touches no register or memory.
+    // `stnp` needs no barrier of its own. But as on x86_64, even a relaxed store after `finish` must become visible
+    // after the copied bytes. SAFETY: a barrier touches no register or memory.
     unsafe { std::arch::asm!("dmb ishst", options(nostack, preserves_flags)) }
 }
 

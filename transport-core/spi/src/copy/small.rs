@@ -1,12 +1,13 @@
-//! Up to 64 bytes on x86_64, without a loop: two possibly overlapping halves of each
-//! size class, as in glibc's memcpy. Baseline instructions only.
+//! Copies of up to 64 bytes on x86_64, without a loop. As in glibc's memcpy, each size class copies two halves, which
+//! may overlap. Uses only instructions that every x86_64 CPU has.
 
 use std::arch::asm;
 
 /// The most bytes that [`small`] takes.
 pub(super) const SMALL: usize = 64;
 
-/// Both ends of a range of at least one and at most two words of a register's size.
+/// Copies a range that is as long as one to two registers: the first register's bytes and the last register's bytes,
+/// which may overlap.
 macro_rules! ends {
     ($dst:ident, $src:ident, $len:ident, $size:literal, $mov:literal, $class:ident $($modifier:literal)?) => {
         asm!(
@@ -21,8 +22,8 @@ macro_rules! ends {
     };
 }
 
-/// Copies at most [`SMALL`] bytes. Eight bytes (and four, two, one) move as one load
-/// and one store, so an aligned word never tears.
+/// Copies at most [`SMALL`] bytes. Eight bytes (and four, two, one) are one load and one store, so that an aligned word
+/// is never a mix of old and new bytes.
 ///
 /// # Safety
 /// Those of [`copy`](super::copy), and `len <= SMALL`.

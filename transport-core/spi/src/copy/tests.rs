@@ -2,8 +2,8 @@ use super::implementation::{Copier, active, available};
 use super::{COLD_STREAM_FROM, CopyStrategy, STREAM_FROM, copy, finish, strategy, stream_four};
 use crate::Locality;
 
-/// Bytes either side of a copy that must stay as they were: more than any piece
-/// that a loop moves at once. (Under miri there are only words and bytes.)
+/// The bytes before and after a destination that a copy must not change: more than any loop copies at once. (Under miri
+/// there are only loops of words and bytes.)
 const GUARD: usize = if cfg!(miri) { 16 } else { 512 };
 const UNTOUCHED: u8 = 0xa5;
 
@@ -21,7 +21,7 @@ fn start(bytes: &[u8], offset: usize) -> usize {
 impl Pair {
     fn new(longest: usize) -> Self {
         let room = longest + 2 * GUARD + 64 + if cfg!(miri) { 64 } else { 4096 };
-        // No period that is a power of two: lines put in each other's place show.
+        // The pattern does not repeat at a power of two, so the test notices swapped lines.
         let src = (0..room).map(|at| (at % 251) as u8 ^ (at / 251) as u8).collect();
         Self { src, dst: vec![UNTOUCHED; room] }
     }
@@ -85,7 +85,7 @@ fn every_alignment() {
 #[test]
 #[cfg_attr(miri, ignore = "millions of interpreted bytes")]
 fn big_sizes() {
-    // Both sides of every threshold: prefetching from 32 KiB, parts from 16, 64 and 256.
+    // Sizes below and above every threshold: prefetching from 32 KiB, parts from 16, 64 and 256 KiB.
     let sizes = [
         (4 << 10) - 1,
         4 << 10,
@@ -122,7 +122,7 @@ fn four_at_once() {
     } else {
         &[0, 1, 63, 64, 255, 256, 257, 319, 320, 2048, 4095, 4096, 4097, 16384 + 77]
     };
-    // Aligned, aligned together, and each its own way.
+    // All aligned; destinations aligned together; each with its own alignment.
     let offsets: [([usize; 4], [usize; 4]); 6] = [
         ([0, 0, 0, 0], [0, 0, 0, 0]),
         ([1, 17, 0, 63], [0, 0, 0, 0]),
@@ -139,7 +139,7 @@ fn four_at_once() {
     for implementation in available() {
         for &len in sizes {
             for (from, to) in offsets {
-                // Mutable, since the portable loops read by atomics, which miri wants so.
+                // From mutable pointers: the portable loops load by atomics, which miri permits only on those.
                 let src = std::array::from_fn(|i| {
                     let at = start(&pairs[i].src, from[i]);
                     pairs[i].src[at..][..len].as_mut_ptr().cast_const()
@@ -186,7 +186,7 @@ fn the_public_copy_moves_bytes() {
 }
 
 #[test]
-fn ways() {
+fn the_strategy_follows_size_and_hint() {
     assert_eq!(strategy(0, Locality::Cold), CopyStrategy::Plain);
     assert_eq!(strategy(COLD_STREAM_FROM - 1, Locality::Cold), CopyStrategy::Plain);
     assert_eq!(strategy(COLD_STREAM_FROM, Locality::Cold), CopyStrategy::Stream);
@@ -195,8 +195,8 @@ fn ways() {
     assert_eq!(strategy(u64::MAX, Locality::Auto), CopyStrategy::Stream);
 }
 
-/// Words published by a streaming copy and `finish` are seen whole by a thread that
-/// sees the flag; and copies may race without harm.
+/// A thread that sees the flag also sees all words of the streaming copy before it, because of `finish`. Concurrent
+/// copies do no harm.
 #[test]
 fn a_peer_thread_sees_finished_copies() {
     use std::sync::atomic::{AtomicU64, Ordering};
@@ -223,7 +223,7 @@ fn a_peer_thread_sees_finished_copies() {
         for round in 1..=rounds {
             loop {
                 let done = flag.load(Ordering::Acquire) == round;
-                // Copies that race are allowed; their bytes are a mix.
+                // Concurrent copies are allowed. Their bytes are a mix.
                 // SAFETY: as above, into `seen`.
                 unsafe { copy(CopyStrategy::Plain, address(&seen), address(&memory), 8 * WORDS) };
                 if done {

@@ -1,25 +1,25 @@
 //! The x86_64 loops, one set for each width of register.
 //!
-//! All move *lines* of 64 bytes, and turns of four lines: four zmm registers, eight
-//! ymm or sixteen xmm. Loads of a turn come before its stores, so that stores whose
-//! address matches a later load's in the low 12 bits (4K aliasing) hold up no turn.
+//! All copy *lines* of 64 bytes. One iteration of a loop, a *turn*, copies four lines: by four zmm, eight ymm or
+//! sixteen xmm registers. The loads of a turn come before its stores. Otherwise a load would wait for an earlier store
+//! of the same turn whose address is equal in the low 12 bits (4K aliasing).
 
 use std::arch::asm;
 
 /// A cache line.
 pub(super) const LINE: usize = 64;
 
-/// What one turn of a loop moves.
+/// The bytes that one turn of a loop copies.
 pub(super) const TURN: usize = 4 * LINE;
 
-/// What [`Vector::stream_four`] moves of one range before it turns to the next. Of 1, 2, 4
-/// and 16 lines this was the fastest on Zen 4 (pages of 64 KiB: 19.2, 21.7, 20.3, 17.6 GB/s;
-/// one range in parts 64 KiB apart: 17.3 and 20.3).
+/// The bytes of one range that [`Vector::stream_four`] copies before it continues with the next range.
+///
+/// Two lines are the fastest on Zen 4. With 1, 2, 4 and 16 lines, pages of 64 KiB reach 19.2, 21.7, 20.3 and 17.6 GB/s.
+/// With 1 and 2 lines, one range in parts that are 64 KiB apart reaches 17.3 and 20.3 GB/s.
 pub(super) const PAIR: usize = 2 * LINE;
 
-/// How far [`Vector::plain_ahead`] prefetches.
-///
-/// 2 KiB on both sides was the best of 1, 2, 4 and 8 on Sapphire Rapids.
+/// The distance in bytes at which [`Vector::plain_ahead`] prefetches. Of 1, 2, 4 and 8 KiB, 2 KiB was the fastest on
+/// Sapphire Rapids.
 pub(super) const AHEAD: usize = 2048;
 
 /// The loops of one register width.
@@ -28,20 +28,19 @@ pub(super) const AHEAD: usize = 2048;
 /// For every function: the CPU has the instructions, the bytes named are readable at
 /// `src` and writable at `dst`, and the two ranges do not overlap.
 pub(super) trait Vector {
-    /// 64 bytes, at any alignment.
+    /// Copies 64 bytes, at any alignment.
     unsafe fn line(dst: *mut u8, src: *const u8);
-    /// `turns >= 1` turns.
+    /// Copies `turns >= 1` turns.
     unsafe fn plain(dst: *mut u8, src: *const u8, turns: usize);
-    /// As `plain`, prefetching [`AHEAD`] bytes ahead on both sides.
+    /// As `plain`, and prefetches source and destination [`AHEAD`] bytes ahead.
     unsafe fn plain_ahead(dst: *mut u8, src: *const u8, turns: usize);
-    /// `turns >= 1` turns of non-temporal stores; `dst` is aligned to a line.
+    /// Copies `turns >= 1` turns with non-temporal stores; `dst` is aligned to a line.
     unsafe fn stream(dst: *mut u8, src: *const u8, turns: usize);
-    /// Four ranges of `len` bytes each side by side, a [`PAIR`] of lines of each per turn,
-    /// with non-temporal stores; each `dst` is aligned to a line and `len` a multiple of
-    /// a pair, not 0.
+    /// Copies four ranges of `len` bytes side by side, with non-temporal stores: each turn copies one [`PAIR`] of each
+    /// range. Each `dst` is aligned to a line; `len` is a multiple of `PAIR` and not 0.
     unsafe fn stream_four(dst: [*mut u8; 4], src: [*const u8; 4], len: usize);
-    /// Leaves the registers as code compiled for the baseline wants them.
-    unsafe fn leave();
+    /// Resets the upper halves of the registers (`vzeroupper`), if code without AVX would be slow otherwise.
+    unsafe fn reset_registers();
 }
 
 macro_rules! vector {
@@ -123,7 +122,7 @@ macro_rules! vector {
             }
 
             #[inline(always)]
-            unsafe fn leave() {
+            unsafe fn reset_registers() {
                 $(
                     // SAFETY: the caller vouches for the CPU; all it changes is declared.
                     unsafe { asm!($leave, $(out($left) _,)* options(nostack, preserves_flags)) }
@@ -158,7 +157,7 @@ macro_rules! vector {
 }
 
 vector! {
-    /// AVX-512F. Registers 16 and up have no legacy halves: no `vzeroupper` is owed.
+    /// AVX-512F. Code without AVX does not use the registers from 16 on, so they need no `vzeroupper`.
     Avx512: "vmovdqu64", "vmovdqu64", "vmovntdq",
     line ["zmm16" "0"],
     pair ["zmm16" "0", "zmm17" "64"],

@@ -1,4 +1,4 @@
-//! The x86_64 copies: how a range is cut into the pieces that `vector` moves.
+//! The copies of x86_64: they cut a range into the pieces that the loops of `vector` copy.
 
 use super::implementation::Implementation;
 use super::small::{SMALL, small};
@@ -7,7 +7,7 @@ use super::vector::{AHEAD, Avx2, Avx512, LINE, PAIR, Sse2, TURN, Vector};
 /// 64-byte registers. Only for CPUs with AVX-512F.
 pub(super) static AVX512: Implementation = implementation::<Avx512, false>("avx512");
 
-/// As [`AVX512`], prefetching: for Intel's CPUs.
+/// As [`AVX512`], with prefetches: for Intel's CPUs.
 pub(super) static AVX512_AHEAD: Implementation = implementation::<Avx512, true>("avx512, prefetching");
 
 /// 32-byte registers. Only for CPUs with AVX2.
@@ -16,24 +16,32 @@ pub(super) static AVX2: Implementation = implementation::<Avx2, false>("avx2");
 /// 16-byte registers.
 pub(super) static SSE2: Implementation = implementation::<Sse2, false>("sse2");
 
-/// From here a plain copy prefetches, on Intel's CPUs. Below, both sides fit in a 48 KiB
-/// L1, where the prefetches only cost issue slots; above, they gain 5 to 15 % (Sapphire
-/// Rapids). A Zen 4 loses by them: nothing up to 512 KiB, 20 % at 1 MiB, where its own
-/// prefetchers and the plain loop are as fast as memcpy (`benches/benches/copy.rs`).
+/// On Intel's CPUs, a plain copy of at least this many bytes prefetches. Source and destination of shorter copies fit
+/// in an L1 of 48 KiB, and prefetches would only cost issue slots. For longer copies they gain 5 to 15 % (Sapphire
+/// Rapids). On a Zen 4, they make no difference up to 512 KiB, and lose 20 % at 1 MiB: without them, the plain loop is
+/// as fast as memcpy there (`benches/benches/copy.rs`).
 const AHEAD_FROM: usize = 32 << 10;
 
-/// Pieces below this are not worth aligning and go plain in a streaming copy.
+/// A streaming copy copies shorter pieces without streaming: the alignment would cost more than it gains.
 const STREAM_PIECE: usize = 256;
 
-/// Distances between the four parts that a streaming copy moves side by side.
+/// The distances in bytes between the four parts that a streaming copy copies side by side. It tries them in this
+/// order.
 ///
-/// Hardware prefetchers follow a stream to its page's end and start anew (Intel
-/// Optimization Reference Manual, "Data Prefetching"): with parts in four pages there
-/// are always some that run. glibc's memcpy does the same past its own threshold.
-/// Measured (Sapphire Rapids, cold): one stream 9.5 GB/s, with `prefetcht0` 1 KiB ahead
-/// 11.5, parts 4 KiB apart 13.2, 16 KiB 13.5, 64 KiB 13.9; `prefetchnta` made it slower.
-/// Parts inside one page gain nothing. On Zen 4, in huge pages: 4 KiB 15.5, 16 KiB 18.8,
-/// 64 KiB 20.3, 256 KiB to 1 MiB 21.8, and one stream 18.7.
+/// A hardware prefetcher follows a stream only to the end of its page, and then has to start again (Intel Optimization
+/// Reference Manual, "Data Prefetching"). With parts in four pages, some prefetchers are always active. glibc's memcpy
+/// does the same above its own threshold. GB/s:
+///
+/// | | Sapphire Rapids, in no cache | Zen 4, huge pages |
+/// |---|---|---|
+/// | one stream | 9.5 | 18.7 |
+/// | one stream, `prefetcht0` 1 KiB ahead | 11.5 | |
+/// | parts 4 KiB apart | 13.2 | 15.5 |
+/// | parts 16 KiB apart | 13.5 | 18.8 |
+/// | parts 64 KiB apart | 13.9 | 20.3 |
+/// | parts 256 KiB to 1 MiB apart | | 21.8 |
+///
+/// `prefetchnta` made the copy slower. Parts inside one page gain nothing.
 const APART: [usize; 4] = [256 << 10, 64 << 10, 16 << 10, 4 << 10];
 
 const fn implementation<V: Vector, const PREFETCH: bool>(name: &'static str) -> Implementation {
@@ -59,12 +67,12 @@ unsafe fn plain<V: Vector, const PREFETCH: bool>(dst: *mut u8, src: *const u8, l
             } else {
                 long::<V, PREFETCH>(dst, src, len);
             }
-            V::leave();
+            V::reset_registers();
         }
     }
 }
 
-/// From 65 to 512 bytes: half the lines from the front, the others from the back.
+/// Copies 65 to 512 bytes: half of the lines from the front, the others from the back.
 ///
 /// # Safety
 /// Those of [`plain`], and `SMALL < len <= 2 * TURN`.
@@ -88,7 +96,8 @@ unsafe fn lines<V: Vector>(dst: *mut u8, src: *const u8, len: usize) {
     }
 }
 
-/// More than 512 bytes: a line that aligns `dst`, turns, and a turn that ends the range.
+/// Copies more than 512 bytes: a line, so that the rest of `dst` is aligned; turns; and a turn that ends with the
+/// range.
 ///
 /// # Safety
 /// Those of [`plain`], and `len > 2 * TURN`.
@@ -100,13 +109,13 @@ unsafe fn long<V: Vector, const PREFETCH: bool>(dst: *mut u8, src: *const u8, le
         V::line(dst, src);
         let mut at = LINE - dst.addr() % LINE;
         if PREFETCH && len >= AHEAD_FROM {
-            // Prefetches stay inside the range: past it `prefetchw` would take
-            // lines from the core that is using them.
+            // The prefetches stay inside the range: behind it, `prefetchw` would take cache lines away from other
+            // cores.
             let turns = (len - at - AHEAD) / TURN;
             V::plain_ahead(dst.add(at), src.add(at), turns);
             at += turns * TURN;
         }
-        // One byte is left to the last turn, so that it is never skipped.
+        // The last turn always has at least one byte of its own.
         let turns = (len - at - 1) / TURN;
         if turns > 0 {
             V::plain(dst.add(at), src.add(at), turns);
@@ -122,8 +131,8 @@ unsafe fn stream<V: Vector>(dst: *mut u8, src: *const u8, len: usize) {
         // SAFETY: the caller's promise, unchanged.
         return unsafe { plain::<V, false>(dst, src, len) };
     }
-    // Head and tail are exact: a line with both ordinary and non-temporal stores
-    // would be read from memory and evicted again.
+    // Head and tail write no line that is also streamed: the CPU would read such a line from memory, and evict it
+    // again.
     let mut at = dst.addr().wrapping_neg() % LINE;
     // SAFETY: `at` grows by what was moved and never passes `len`, up to which the
     // caller vouches; it is less than a line at first, and `dst.add(at)` is aligned.
@@ -145,13 +154,13 @@ unsafe fn stream<V: Vector>(dst: *mut u8, src: *const u8, len: usize) {
             V::line(dst.add(at), src.add(at));
             at += LINE;
         }
-        V::leave();
+        V::reset_registers();
         small(dst.add(at), src.add(at), len - at);
     }
 }
 
-/// Prefetching the next four pieces' first lines, for their TLB entries, gained nothing
-/// beyond noise: 4 KiB 9.7 GB/s without and 9.8 with, 16 KiB 13.7 and 13.3 (Zen 4, cold).
+/// Does not prefetch the first lines of the next four pieces for their TLB entries. That gained nothing: 9.7 GB/s
+/// without and 9.8 with it for 4 KiB, 13.7 and 13.3 for 16 KiB (Zen 4, in no cache).
 ///
 /// # Safety
 /// Those of [`stream_four`](super::stream_four), and the CPU has `V`'s instructions.
@@ -174,7 +183,7 @@ unsafe fn stream_four<V: Vector>(dst: [*mut u8; 4], src: [*const u8; 4], len: us
                 V::line(dst.add(head + pairs), src.add(head + pairs));
             }
         }
-        V::leave();
+        V::reset_registers();
         for (dst, src) in dst.into_iter().zip(src) {
             small(dst, src, head);
             small(dst.add(len - tail), src.add(len - tail), tail);

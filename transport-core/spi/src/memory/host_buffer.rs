@@ -4,12 +4,12 @@ use crate::{Error, ErrorKind, Memory, Result};
 
 /// Page-aligned, zeroed host memory.
 ///
-/// On Linux, a buffer is a memfd of exactly its size, sealed against resizing, so that a peer process may map it without
-/// fear of `SIGBUS`. Elsewhere it is anonymous memory.
+/// On Linux, a buffer is a memfd of exactly its size, sealed against resizing, so that a peer process may map it
+/// without fear of `SIGBUS`. Elsewhere it is anonymous memory.
 ///
 /// A buffer of 2 MiB or more lies in huge pages where the kernel has them (from Linux 6.1 on, without a setting).
 pub struct HostBuffer {
-    mapping: platform::Mapping,
+    pages: platform::Pages,
     len: usize,
 }
 
@@ -21,26 +21,26 @@ impl HostBuffer {
     /// `Exhausted` if there is not enough memory.
     pub fn new(len: usize) -> Result<Self> {
         let buffer = Self::sparse(len)?;
-        if let Err(error) = buffer.mapping.make_huge() {
-            tracing::info!(len, %error, "memory stays in small pages: large copies wait for the TLB more");
+        if let Err(error) = buffer.pages.make_huge() {
+            tracing::info!(len, %error, "memory stays in small pages: large copies are slower, because of more TLB misses");
         }
         // After `make_huge`: commit would fill the range with small pages.
-        buffer.mapping.commit(len)?;
+        buffer.pages.commit(len)?;
         Ok(buffer)
     }
 
     /// As [`HostBuffer::new`], but the kernel commits each small page at its first access: for a large buffer of which
     /// little is used. If memory is short and `vm.overcommit_memory` is 2, that access raises `SIGBUS`.
     pub fn sparse(len: usize) -> Result<Self> {
-        Self::mapped(len, platform::Mapping::shared)
+        Self::mapped(len, platform::Pages::shared)
     }
 
     /// As [`HostBuffer::sparse`], without a file: other processes cannot map the buffer.
     pub fn private(len: usize) -> Result<Self> {
-        Self::mapped(len, platform::Mapping::private)
+        Self::mapped(len, platform::Pages::private)
     }
 
-    fn mapped(len: usize, map: impl FnOnce(usize) -> std::io::Result<platform::Mapping>) -> Result<Self> {
+    fn mapped(len: usize, map: impl FnOnce(usize) -> std::io::Result<platform::Pages>) -> Result<Self> {
         if len == 0 || len > isize::MAX as usize {
             return Err(Error::new(
                 ErrorKind::InvalidRequest,
@@ -48,10 +48,10 @@ impl HostBuffer {
                 format!("{len} bytes asked for; ask for at least one"),
             ));
         }
-        let mapping = map(len).map_err(|e| {
+        let pages = map(len).map_err(|e| {
             Error::os("allocate", format!("{len} bytes of host memory; free some or raise the limit"), e)
         })?;
-        Ok(Self { mapping, len })
+        Ok(Self { pages, len })
     }
 }
 
@@ -59,7 +59,7 @@ impl HostBuffer {
 // bytes, and no method of `HostBuffer` hands out a reference into it.
 unsafe impl Memory for HostBuffer {
     fn as_ptr(&self) -> *mut u8 {
-        self.mapping.start().as_ptr()
+        self.pages.start().as_ptr()
     }
 
     fn len(&self) -> usize {
@@ -68,11 +68,11 @@ unsafe impl Memory for HostBuffer {
 
     #[cfg(unix)]
     fn shared_file(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
-        self.mapping.file()
+        self.pages.file()
     }
 
     fn discard(&mut self) -> Result<()> {
-        self.mapping.discard().map_err(|e| Error::os("deregister", "giving pages back", e))
+        self.pages.discard().map_err(|e| Error::os("deregister", "giving pages back", e))
     }
 }
 
@@ -81,29 +81,30 @@ mod platform {
     use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
     use std::ptr::NonNull;
 
-    use crate::memory::mapping::Mapping as Pages;
+    use crate::memory::mapping::Mapping;
 
-    pub struct Mapping {
-        pages: Pages,
+    /// Mapped pages, with the file that other processes can map.
+    pub struct Pages {
+        mapping: Mapping,
         file: Option<OwnedFd>,
     }
 
-    impl Mapping {
+    impl Pages {
         pub fn shared(len: usize) -> std::io::Result<Self> {
             let file = shareable(len)?;
-            let pages = match &file {
-                Some(file) => Pages::of_file(file.as_fd(), len, true)?,
-                None => Pages::anonymous(len)?,
+            let mapping = match &file {
+                Some(file) => Mapping::of_file(file.as_fd(), len, true)?,
+                None => Mapping::anonymous(len)?,
             };
-            Ok(Self { pages, file })
+            Ok(Self { mapping, file })
         }
 
         pub fn private(len: usize) -> std::io::Result<Self> {
-            Ok(Self { pages: Pages::anonymous(len)?, file: None })
+            Ok(Self { mapping: Mapping::anonymous(len)?, file: None })
         }
 
         pub fn make_huge(&self) -> std::io::Result<()> {
-            self.pages.make_huge()
+            self.mapping.make_huge()
         }
 
         pub fn commit(&self, len: usize) -> crate::Result<()> {
@@ -116,13 +117,13 @@ mod platform {
         }
 
         pub fn discard(&mut self) -> std::io::Result<()> {
-            self.pages.discard()?;
+            self.mapping.discard()?;
             self.file = None;
             Ok(())
         }
 
         pub fn start(&self) -> NonNull<u8> {
-            self.pages.start()
+            self.mapping.start()
         }
 
         pub fn file(&self) -> Option<BorrowedFd<'_>> {
@@ -150,17 +151,17 @@ mod platform {
     use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
     use std::ptr::NonNull;
 
-    pub struct Mapping {
+    pub struct Pages {
         start: NonNull<u8>,
         layout: Layout,
     }
 
     // SAFETY: `start` is an address; access through it is governed by `Memory`'s contract.
-    unsafe impl Send for Mapping {}
+    unsafe impl Send for Pages {}
     // SAFETY: as above.
-    unsafe impl Sync for Mapping {}
+    unsafe impl Sync for Pages {}
 
-    impl Mapping {
+    impl Pages {
         pub fn shared(len: usize) -> std::io::Result<Self> {
             Self::private(len)
         }
@@ -174,7 +175,7 @@ mod platform {
         }
 
         pub fn discard(&mut self) -> std::io::Result<()> {
-            // SAFETY: allocated with that length; who calls it has the only handle.
+            // SAFETY: allocated with that length; the caller has the only handle.
             unsafe { self.start.write_bytes(0, self.layout.size()) };
             Ok(())
         }
@@ -196,7 +197,7 @@ mod platform {
         }
     }
 
-    impl Drop for Mapping {
+    impl Drop for Pages {
         fn drop(&mut self) {
             // SAFETY: allocated by `new` with this layout.
             unsafe { dealloc(self.start.as_ptr(), self.layout) };

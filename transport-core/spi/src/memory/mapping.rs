@@ -18,7 +18,7 @@ pub struct Mapping {
     len: usize,
 }
 
-// SAFETY: an address; access through it is governed by the contract of whoever owns the mapping.
+// SAFETY: an address; access through it is governed by the contract of the mapping's owner.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
@@ -41,7 +41,7 @@ impl Mapping {
         Ok(place)
     }
 
-    /// Maps `len` bytes that a device hands out through `file`: new bytes at each call.
+    /// Maps `len` bytes of a device through `file`. Each call maps other bytes.
     #[cfg(target_os = "linux")]
     pub fn of_device(file: BorrowedFd<'_>, len: usize) -> io::Result<Self> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
@@ -50,7 +50,7 @@ impl Mapping {
         Self::new(start.cast(), len)
     }
 
-    /// Maps `len` zeroed bytes of this process alone.
+    /// Maps `len` zeroed bytes that only this process has.
     pub fn anonymous(len: usize) -> io::Result<Self> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping at an address of the kernel's choosing overlaps nothing.
@@ -71,7 +71,7 @@ impl Mapping {
         Ok(Self { start, len })
     }
 
-    /// Keeps the `len` bytes from the first multiple of [`HUGE`] on. The reservation has `HUGE` bytes more than that.
+    /// Shrinks a reservation of `len + HUGE` bytes to `len` bytes that begin at a multiple of [`HUGE`].
     fn trim(&mut self, len: usize) {
         let page = page_size();
         let skip = self.start.as_ptr().align_offset(HUGE);
@@ -82,7 +82,7 @@ impl Mapping {
             let head = if skip > 0 { rustix::mm::munmap(start.cast(), skip) } else { Ok(()) };
             let tail =
                 if end < whole { rustix::mm::munmap(start.add(end).cast(), whole - end) } else { Ok(()) };
-            // SAFETY: less than `HUGE` bytes on, so within the reservation.
+            // SAFETY: `skip` is less than `HUGE`, so the result is within the reservation.
             self.start = self.start.add(skip);
             head.and(tail)
         };
@@ -96,9 +96,9 @@ impl Mapping {
     pub fn make_huge(&self) -> io::Result<()> {
         let whole = self.len - self.len % HUGE;
         for offset in (0..whole).step_by(HUGE) {
-            // The kernel collapses only a range that has a page already. A call asks for that page, not an access: if
-            // memory is short, the call fails, and the access would raise a signal.
-            // SAFETY: within the mapping; the advice changes no byte.
+            // The kernel collapses only a range that has a page already. This call gets the first page: if memory is
+            // short, the call fails, whereas an access to the page would raise a signal. SAFETY: within the mapping;
+            // the advice changes no byte.
             unsafe {
                 let at = self.start.as_ptr().add(offset).cast();
                 rustix::mm::madvise(at, 1, rustix::mm::Advice::LinuxPopulateWrite)?;
@@ -112,14 +112,14 @@ impl Mapping {
         Ok(())
     }
 
-    /// Does nothing: this is written for Linux alone.
+    /// Does nothing: only Linux is supported.
     #[cfg(not(target_os = "linux"))]
     pub fn make_huge(&self) -> io::Result<()> {
         Ok(())
     }
 
-    /// Has the kernel map every page now instead of at its first access. The bytes stay the same. Does nothing on Linux
-    /// before 5.14.
+    /// Makes the kernel map every page now instead of at its first access. The bytes stay the same. Does nothing on
+    /// Linux before 5.14.
     pub fn populate(&self) {
         #[cfg(target_os = "linux")]
         for advice in [rustix::mm::Advice::LinuxPopulateWrite, rustix::mm::Advice::LinuxPopulateRead] {
@@ -131,8 +131,8 @@ impl Mapping {
         }
     }
 
-    /// Puts zeroed pages of this process alone in the place of those that are there, which have memory from their
-    /// first touch on.
+    /// Replaces the pages by zeroed pages that only this process has. A new page takes no memory until its first
+    /// access.
     pub(crate) fn discard(&mut self) -> io::Result<()> {
         let (at, protection) = (self.start.as_ptr().cast(), ProtFlags::READ | ProtFlags::WRITE);
         let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
@@ -149,11 +149,12 @@ impl Mapping {
 
 /// Commits memory for the first `len` bytes of `file`, a memfd or a file of tmpfs.
 ///
-/// The kernel raises `SIGBUS` if it finds no memory at the first access to a page: with `vm.overcommit_memory=2` it counts
-/// the pages of such a file at their first access. Here it reports the same shortage as an error.
+/// The kernel raises `SIGBUS` if it finds no memory at the first access to a page: with `vm.overcommit_memory=2` it
+/// counts the pages of such a file at their first access. Here it reports the same shortage as an error.
 ///
 /// # Errors
-/// `Exhausted` if there is not enough memory; the file may have got a part of it. `Io` if the file is not open for writing.
+/// `Exhausted` if there is not enough memory; the file may have got a part of it. `Io` if the file is not open for
+/// writing.
 #[cfg(target_os = "linux")]
 pub fn commit_file(operation: &'static str, file: BorrowedFd<'_>, len: usize) -> Result<()> {
     let none = rustix::fs::FallocateFlags::empty();
@@ -166,14 +167,14 @@ pub fn commit_file(operation: &'static str, file: BorrowedFd<'_>, len: usize) ->
             );
             Err(Error::new(ErrorKind::Exhausted, operation, context).with_source(why))
         }
-        Err(why) => Err(Error::os(operation, "putting memory under a shared file", why)),
+        Err(why) => Err(Error::os(operation, "committing memory for a shared file", why)),
     }
 }
 
 /// Calls `allocate` for the parts of `len` bytes, one after the other.
 ///
-/// Many kernels end `fallocate` at any signal and undo it: a single call for several GiB would begin anew for ever under a
-/// profiler's 100 signals a second. A part that a signal has ended is halved.
+/// Many kernels interrupt `fallocate` at any signal and undo it. Under a profiler that sends 100 signals per second, a
+/// single call for several GiB would never succeed. So after an interrupted call, the next part is half as large.
 #[cfg(target_os = "linux")]
 fn commit_in_steps(
     len: u64,
@@ -193,15 +194,15 @@ fn commit_in_steps(
     Ok(())
 }
 
-/// The bytes of a small page. Asks libc: rustix reads memory for it that valgrind does not map.
+/// The bytes of a small page. This calls libc, because rustix reads memory that valgrind does not map.
 pub fn page_size() -> usize {
-    // SAFETY: asks for a number.
+    // SAFETY: the call only returns a number.
     usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
 }
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the value is the range's only owner; whoever holds the address holds it too.
+        // SAFETY: the value is the range's only owner; everything that uses the address holds the value.
         let unmapped = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.len) };
         debug_assert!(unmapped.is_ok());
     }
@@ -213,7 +214,7 @@ mod tests {
     use crate::{HostBuffer, Memory};
 
     #[test]
-    fn every_length_is_mapped_whole_and_given_back() {
+    fn every_length_is_mapped_and_unmapped() {
         for len in [1, 4097, HUGE - 1, HUGE, HUGE + 1, 3 * HUGE + 5000] {
             let buffer = HostBuffer::new(len).unwrap();
             let Some(file) = buffer.shared_file() else { return };
@@ -234,17 +235,17 @@ mod tests {
         }
     }
 
-    /// Signals come as often as the kernel allocates so many bytes: each undoes the call that it comes in.
+    /// A signal arrives each time the kernel has allocated `period` bytes, and undoes the call that it interrupts.
     #[cfg(target_os = "linux")]
     #[test]
-    fn memory_is_put_under_a_file_between_signals() {
+    fn a_file_is_committed_in_spite_of_signals() {
         const LEN: u64 = (1 << 30) + 5000;
         for period in [128 << 10, 1 << 20, 40 << 20] {
             let (mut allocated, mut until_signal, mut calls) = (0, period, 0);
             let kernel = |start, len| {
                 calls += 1;
                 assert!(calls < 100_000, "{allocated} bytes have memory");
-                assert_eq!(start, allocated, "nothing is left out, and nothing done twice");
+                assert_eq!(start, allocated, "the parts are neither skipped nor repeated");
                 if len >= until_signal {
                     until_signal = period;
                     return Err(rustix::io::Errno::INTR);

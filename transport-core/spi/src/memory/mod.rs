@@ -43,17 +43,17 @@ pub enum MemoryKind {
         /// The device's ordinal.
         device: u32,
     },
-    /// A PCI device's memory, handed out by the kernel (`P2pMemory`).
+    /// A PCI device's memory that the kernel gives to programs (p2pmem, PCI peer-to-peer memory).
     P2pmem,
 }
 
-/// What the caller knows about the caches. It is a hint: it changes the speed of a copy and never its result.
+/// A hint: what the caller knows about the caches. It changes the speed of a copy and never its result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
 pub enum Locality {
-    /// Nothing: the copy decides by its size.
+    /// The caller knows nothing: the size of the copy decides.
     #[default]
     Auto,
-    /// Neither side is in a cache, and nobody reads the bytes soon: the copy streams.
+    /// Neither source nor destination is in a cache, and nobody reads the bytes soon: the copy bypasses the caches.
     Cold,
 }
 
@@ -79,46 +79,46 @@ pub unsafe trait Memory: Send + Sync {
         MemoryKind::Host
     }
 
-    /// The PCI function that holds the bytes, for example a GPU: its own rail group moves them. `None` for memory that no
-    /// device is nearer to than others.
+    /// The PCI function that holds the bytes, for example a GPU. The core moves the bytes by the rail group closest to
+    /// it. `None` if all devices are equally close to the memory.
     fn near(&self) -> Option<topology::Address> {
         None
     }
 
-    /// A file that holds exactly these bytes, sealed against resizing. Other processes of this host map the file, instead
-    /// of copying through the kernel.
+    /// A file that holds exactly these bytes, sealed against resizing. Other processes of this host map the file,
+    /// instead of copying through the kernel.
     #[cfg(unix)]
     fn shared_file(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 
-    /// A new descriptor of the DMA-BUF that holds these bytes: NICs reach a GPU's memory by it. A backend asks for one per
-    /// device, and closes it after the registration. `None` for memory without a DMA-BUF.
+    /// A new file descriptor of the DMA-BUF that holds these bytes, through which NICs reach a GPU's memory. A backend
+    /// asks for one per device, and closes it after the registration. `None` for memory without a DMA-BUF.
     ///
     /// # Errors
-    /// Why the memory gives none although it should. The registration fails with this error.
+    /// The memory should have a DMA-BUF, but cannot provide it. The registration fails with this error.
     #[cfg(unix)]
     fn dma_buf(&self) -> Result<Option<DmaBuf>> {
         Ok(None)
     }
 
     /// The flush that a reader of this memory needs after a NIC has written; `None` if it needs none. A backend asks at
-    /// each registration. All memory of one [`kind`](Memory::kind) has the same fence.
+    /// each registration. All memory of one [`kind`](Memory::kind) has the same flush.
     ///
     /// # Errors
-    /// Why there is no flush although a reader needs one. The registration fails with this error.
-    fn fence(&self) -> Result<Option<Arc<dyn Fence>>> {
+    /// A reader needs a flush, but there is none. The registration fails with this error.
+    fn needed_flush(&self) -> Result<Option<Arc<dyn Flush>>> {
         Ok(None)
     }
 
-    /// Whether somebody polls the bytes themselves, instead of waiting for a completion. The device must write such memory
-    /// in order.
-    fn is_watched(&self) -> bool {
+    /// Whether a thread polls the bytes themselves, instead of waiting for a completion. The device must write such
+    /// memory in order.
+    fn is_polled(&self) -> bool {
         false
     }
 
-    /// Copies `bytes` into the memory from byte `at` on, if the processor cannot address the memory. `None` if it can. The
-    /// caller has checked the range.
+    /// Copies `bytes` into the memory from byte `at` on, if the processor cannot address the memory. `None` if it can.
+    /// The caller has checked the range.
     fn store(&self, at: usize, bytes: &[u8]) -> Option<Result<()>> {
         let _ = (at, bytes);
         None
@@ -130,9 +130,11 @@ pub unsafe trait Memory: Send + Sync {
         None
     }
 
-    /// Gives the pages back to the system, if it can, and keeps the addresses mapped: a device may still write there, and
-    /// nobody reads. The core calls this after a region was dropped whose transport does not report when it has finished
-    /// ([`Revocation::Late`](crate::Revocation::Late)), on memory that has no other owner.
+    /// Gives the pages back to the system, if possible. The addresses stay mapped, because a device may still write
+    /// there.
+    ///
+    /// The core calls this on memory that nobody else owns, after its region was dropped on a transport that does not
+    /// report when late bytes have landed ([`Revocation::Late`](crate::Revocation::Late)).
     ///
     /// # Errors
     /// The system refuses; the pages stay.
@@ -141,18 +143,18 @@ pub unsafe trait Memory: Send + Sync {
     }
 }
 
-/// Flushes what NICs have written.
-pub trait Fence: Send + Sync {
+/// Makes bytes visible that NICs have written.
+pub trait Flush: Send + Sync {
     /// Returns once every byte that a NIC had written before the call is visible to all readers.
     fn flush(&self) -> Result<()>;
 }
 
-/// A DMA-BUF, and where some memory begins in it.
+/// A DMA-BUF, and the offset of some memory in it.
 #[cfg(unix)]
 #[derive(Debug)]
 pub struct DmaBuf {
     /// The descriptor.
     pub file: OwnedFd,
-    /// The bytes before the memory.
+    /// The offset of the memory's first byte in the DMA-BUF.
     pub offset: u64,
 }

@@ -8,7 +8,7 @@ use super::session::with_raw;
 use super::{builder, fabric, listening, pair, served, wait};
 use crate::control::frame::{Cause, Frame, MAX_OFFERS};
 use crate::engine::index::GroupIndex;
-use crate::spi::Allowance;
+use crate::spi::WireGrant;
 use crate::spi::WorkKind;
 use crate::{ErrorKind, Grant, GrantPolicy, GrantRequest, Peer};
 
@@ -66,7 +66,7 @@ fn a_policy_that_changed_is_asked_again() {
 }
 
 fn grant(transport: &str, imms: u64) -> Frame {
-    Frame::Grant { transport: transport.into(), allowance: Allowance { bytes: 1, imms, messages: 0 } }
+    Frame::Grant { transport: transport.into(), allowance: WireGrant { bytes: 1, imms, messages: 0 } }
 }
 
 #[test]

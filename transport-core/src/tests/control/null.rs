@@ -63,7 +63,7 @@ impl Domain for NullDomain {
         Ok(Arc::new(NullRegion(memory.len() as u64)))
     }
 
-    fn import(&self, _: PeerSlot, _: &KeyMaterial, _: Duration) -> Result<Arc<dyn RemoteMemory>> {
+    fn import(&self, _: PeerSlot, _: &RemoteKey, _: Duration) -> Result<Arc<dyn RemoteMemory>> {
         Ok(Arc::new(NullImport))
     }
 
@@ -110,8 +110,8 @@ impl MemoryRegion for NullRegion {
         0
     }
 
-    fn key(&self) -> KeyMaterial {
-        KeyMaterial { base: 0, key: 0, len: self.0 }
+    fn key(&self) -> RemoteKey {
+        RemoteKey { base: 0, key: 0, len: self.0 }
     }
 
     fn lkey_outlives_revoke(&self) -> bool {

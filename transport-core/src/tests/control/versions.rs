@@ -9,7 +9,7 @@ use super::{fabric, gets_through, listening, wait};
 use crate::ErrorKind;
 use crate::control::frame::{Cause, Frame, Identity, LinkReport, TransportOffer};
 use crate::control::handshake::hello::Hello;
-use crate::spi::Allowance;
+use crate::spi::WireGrant;
 
 /// One frame of every kind, as recorded.
 pub(super) fn recorded() -> Vec<(&'static str, Frame)> {
@@ -48,7 +48,7 @@ pub(super) fn recorded() -> Vec<(&'static str, Frame)> {
             "grant",
             Frame::Grant {
                 transport: "efa".into(),
-                allowance: Allowance { bytes: u64::MAX, imms: 300, messages: 2 },
+                allowance: WireGrant { bytes: u64::MAX, imms: 300, messages: 2 },
             },
         ),
         ("barrier", Frame::Barrier { name: "step 7".into() }),
