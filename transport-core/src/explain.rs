@@ -243,7 +243,7 @@ fn explain(
 fn rails(peer: &PeerInner, link: &Link, work: &Work, at_once: bool) -> Result<Vec<RailPlan>> {
     let groups = peer.links_of(link.engine.transport);
     let mut plans: Vec<_> = groups.iter().flat_map(|link| blank(link, work)).collect();
-    if at_once || work.is_whole() {
+    if at_once || work.is_one_request() {
         if let Some(first) = plans.iter_mut().find(|plan| plan.unusable.is_none()) {
             (first.requests, first.bytes) = (1, work.shape.bytes());
         }

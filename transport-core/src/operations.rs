@@ -169,7 +169,7 @@ impl Peer {
         to.check(page, dst.0.len, "destination")?;
         dst.0.check(0, page, Access::REMOTE_WRITE, "write_pages")?;
         let link = self.link_to(src, &dst.0, "write_pages")?;
-        let caps = link.require(Operations::WRITE, options.imm, "write_pages")?;
+        let caps = link.capabilities_for(Operations::WRITE, options.imm, "write_pages")?;
         if page > caps.max_write {
             let why =
                 format!("a page has {page} bytes; this transport writes at most {} at once", caps.max_write);

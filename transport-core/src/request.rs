@@ -63,7 +63,7 @@ impl Peer {
         self.0.check_alive()?;
         let link = self.first_link("send")?;
         self.same_fabric(src, "send")?;
-        let caps = link.require(Operations::SEND, options.imm, "send")?;
+        let caps = link.capabilities_for(Operations::SEND, options.imm, "send")?;
         if len > caps.max_message {
             let why =
                 format!("the message has {len} bytes, at most {}: use write for more", caps.max_message);
@@ -109,7 +109,7 @@ impl Peer {
     pub(crate) fn check_imm(&self, imm: u32, operation: &'static str) -> Result<&Link> {
         self.0.check_alive()?;
         let link = self.first_link(operation)?;
-        link.require(Operations::WRITE_IMM, Some(imm), operation)?;
+        link.capabilities_for(Operations::WRITE_IMM, Some(imm), operation)?;
         Ok(link)
     }
 }
@@ -121,7 +121,7 @@ pub(crate) fn cut_write(
     options: &WriteOptions,
     operation: &'static str,
 ) -> Result<Shape> {
-    let caps = link.require(Operations::WRITE, options.imm, operation)?;
+    let caps = link.capabilities_for(Operations::WRITE, options.imm, operation)?;
     let chunk = match (options.imm, options.imm_mode) {
         (Some(_), ImmMode::PerWr) => per_wr_chunk(caps, operation)?,
         _ => Shape::chunk_for(span.len, caps.chunk, caps.max_write),
@@ -131,7 +131,7 @@ pub(crate) fn cut_write(
 
 /// Cuts a checked read into pieces, if the transport can do it.
 pub(crate) fn cut_read(link: &Link, span: CheckedRange) -> Result<Shape> {
-    let caps = link.require(Operations::READ, None, "read")?;
+    let caps = link.capabilities_for(Operations::READ, None, "read")?;
     let chunk = Shape::chunk_for(span.len, caps.chunk, caps.max_write);
     Ok(Shape::Range { local: span.local, remote: span.remote, len: span.len, chunk })
 }

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use super::operation::{ActiveOp, Stage};
-use super::peer::{AmbiguousFailure, ArrivalKind, PeerProbe};
+use super::peer::{ArrivalKind, PeerProbe, UnconfirmedFailure};
 use super::rail::MAX_RUN;
 use super::snapshot::RecentFailures;
 use super::step::HashedEvent;
@@ -60,19 +60,22 @@ impl Engine {
             self.handled_events += 1;
             match *event {
                 Event::Done { first, count } => {
-                    let of_run = (MAX_RUN - (first % u64::from(MAX_RUN)) as u32).min(count);
-                    if of_run < count {
-                        let rest = Event::Done { first: first + u64::from(of_run), count: count - of_run };
+                    let count_in_run = (MAX_RUN - (first % u64::from(MAX_RUN)) as u32).min(count);
+                    if count_in_run < count {
+                        let rest = Event::Done {
+                            first: first + u64::from(count_in_run),
+                            count: count - count_in_run,
+                        };
                         self.handled_events -= 1;
                         self.completions.replace(self.handled_events, rest);
                     }
-                    self.acknowledge(rail, first, of_run, None);
+                    self.acknowledge(rail, first, count_in_run, None);
                 }
                 Event::Failed { id, status } => {
                     self.acknowledge(rail, id, 1, Some(status));
                 }
                 Event::FailedUnconfirmed { id, peer, status } => {
-                    self.on_ambiguous_failure(rail, id, peer, status)
+                    self.on_unconfirmed_failure(rail, id, peer, status)
                 }
                 other => self.handle_event(rail, other),
             }
@@ -210,7 +213,7 @@ impl Engine {
         self.record(TraceEvent::PeerGone { rail: self.rail_number(rail), peer: number });
         let Some(link) = &mut self.links[index as usize] else { return };
         link.remove_slot(rail, peer);
-        if !link.dead {
+        if !link.has_failed {
             // Either the backend noticed the end of the connection before the control plane did, or the thread that
             // ended it has told the backend, and not yet this engine. In the second case the reason is known.
             let gone = link.peer.clone();
@@ -224,7 +227,7 @@ impl Engine {
 
     /// The endpoint of a rail has a new address: tells all peers.
     fn on_endpoint_changed(&self, rail: usize) {
-        for link in self.links.iter().flatten().filter(|link| !link.dead) {
+        for link in self.links.iter().flatten().filter(|link| !link.has_failed) {
             link.peer.context.endpoint_changed(self.handle.group, rail);
         }
     }
@@ -242,7 +245,7 @@ impl Engine {
         for active in self.active.iter_mut().flatten() {
             active.rails[rail].weight = 0;
         }
-        self.ambiguous_failures.drop_rail(rail);
+        self.unconfirmed_failures.drop_rail(rail);
         let posted: Vec<_> = self.rails[rail].inflight.unacknowledged().collect();
         for op in 0..self.active.len() as u32 {
             let uses_rail =
@@ -259,11 +262,11 @@ impl Engine {
 
     /// A request failed, and the reason may be the peer's death: the engine probes the peer.
     #[cold]
-    fn on_ambiguous_failure(&mut self, rail: usize, id: u64, peer: PeerSlot, status: Status) {
+    fn on_unconfirmed_failure(&mut self, rail: usize, id: u64, peer: PeerSlot, status: Status) {
         let link = self.slot_links[rail].get(peer.0 as usize).copied().flatten();
-        let is_alive = |link: &u32| self.links[*link as usize].as_ref().is_some_and(|link| !link.dead);
+        let is_alive = |link: &u32| self.links[*link as usize].as_ref().is_some_and(|link| !link.has_failed);
         match link.filter(is_alive) {
-            Some(link) if self.ambiguous_failures.add(rail, id, link, status) => self.probe(link),
+            Some(link) if self.unconfirmed_failures.add(rail, id, link, status) => self.probe(link),
             Some(_) => {}
             None => self.acknowledge(rail, id, 1, Some(Status { kind: ErrorKind::PeerDied, ..status })),
         }
@@ -283,7 +286,7 @@ impl Engine {
         if self.link_of.get(&peer) != Some(&link) || state.peer.close_reason().is_some() {
             return;
         }
-        let (resolved, probe_again) = self.ambiguous_failures.on_answer(link);
+        let (resolved, probe_again) = self.unconfirmed_failures.on_answer(link);
         for failure in resolved {
             self.acknowledge(failure.rail, failure.id, 1, Some(failure.status));
         }
@@ -296,7 +299,7 @@ impl Engine {
     /// posted requests.
     pub(super) fn fail_link(&mut self, link: u32, error: &Error) {
         let Some(state) = self.links.get_mut(link as usize).and_then(Option::as_mut) else { return };
-        if std::mem::replace(&mut state.dead, true) {
+        if std::mem::replace(&mut state.has_failed, true) {
             return;
         }
         if error.kind() != ErrorKind::Closed {
@@ -310,7 +313,7 @@ impl Engine {
             }
         }
         self.abort_link(link);
-        for AmbiguousFailure { rail, id, status, .. } in self.ambiguous_failures.take_link(link) {
+        for UnconfirmedFailure { rail, id, status, .. } in self.unconfirmed_failures.take_link(link) {
             self.acknowledge(rail, id, 1, Some(Status { kind: ErrorKind::PeerDied, ..status }));
         }
         self.retire_link(link);
@@ -332,7 +335,7 @@ impl Engine {
     fn retire_link(&mut self, link: u32) {
         let Some(Some(state)) = self.links.get(link as usize) else { return };
         let in_use = self.active.iter().flatten().any(|active| active.link == link);
-        if state.dead && state.all_slots().next().is_none() && !in_use {
+        if state.has_failed && state.all_slots().next().is_none() && !in_use {
             if self.handle.first_rail == 0 {
                 self.handle.receiver_credits.close(state.peer.id);
             }
@@ -379,7 +382,7 @@ impl Engine {
         self.hash_event(HashedEvent::Ended, op.into());
         self.running -= 1;
         if self.running == 0 {
-            self.cancel_checks();
+            self.clear_checks();
         }
         if waits_for_credit {
             self.stop_waiting_for_credit(link, op);
@@ -388,7 +391,7 @@ impl Engine {
         self.active[op as usize] = None;
         self.record_ended(id, &span, result.as_ref().err());
         self.handle.table.finish(id, result);
-        if self.links[link as usize].as_ref().is_some_and(|link| link.dead) {
+        if self.links[link as usize].as_ref().is_some_and(|link| link.has_failed) {
             self.retire_link(link);
         }
     }
@@ -425,7 +428,7 @@ impl Engine {
         self.fail_op(op, error);
     }
 
-    /// Cancels an operation that the engine has taken over. Does nothing if it has ended.
+    /// Cancels an active operation. Does nothing if it has ended.
     pub(super) fn cancel_active(&mut self, id: OpId) {
         let Some(active) = &self.active[id.index as usize] else { return };
         if active.id == id {

@@ -26,7 +26,7 @@ const TRIGGER_NAP: Duration = Duration::from_micros(50);
 pub struct Posting {
     /// The most requests under one doorbell.
     pub batch: usize,
-    /// Whether requests are written when they are posted, not when their operation is taken over.
+    /// Whether requests are written when they are posted, not when their operation is activated.
     pub lazy: bool,
     /// The longest sleep between two polls of the triggers that operations wait for.
     pub trigger_nap: Duration,
@@ -144,10 +144,11 @@ impl EngineHandle {
         })
     }
 
-    /// Submits an operation to the engine. `is_only` says that the peer has no other operation under way.
+    /// Submits an operation to the engine. `is_only` says that the peer has no other operation under
+    /// way.
     ///
-    /// On a caller-driven fabric, the calling thread lets the engine take over such an operation at once, unless
-    /// another thread drives the engine or commands are queued. No other thread would take it over in the meantime,
+    /// On a caller-driven fabric, the calling thread lets the engine activate such an operation at once, unless
+    /// another thread drives the engine or commands are queued. No other thread would activate it in the meantime,
     /// and a caller with a single operation waits for just this one.
     #[inline(always)]
     pub fn submit(&self, submission: Submission, is_only: bool) {
@@ -157,7 +158,7 @@ impl EngineHandle {
             && !self.has_commands()
             && !self.closed.load(Ordering::Relaxed)
         {
-            engine.take_over(submission);
+            engine.activate_now(submission);
             return;
         }
         // Every submission holds a slot of the op table, and the queue is as large as the table: there is room.

@@ -11,7 +11,7 @@
 //!
 //! - [`handle`], [`commands`]: how other threads submit operations.
 //! - [`step`]: the [`Engine`], and what it does in each step.
-//! - `post`: the engine takes an operation over, splits it over the rails, and posts it.
+//! - `post`: the engine activates an operation, splits it over the rails, and posts it.
 //! - `complete`: the engine polls the endpoints, and ends operations.
 //! - [`op`]: operations from the submitter's side: the table of their states, and the future [`Op`].
 //! - [`operation`]: what an operation is, and how far it has come. [`plan`] splits it over rails.

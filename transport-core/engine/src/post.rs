@@ -1,4 +1,4 @@
-//! Posting: the engine takes operations over, splits them over its rails, and posts their work requests.
+//! Posting: the engine activates operations, splits them over its rails, and posts their work requests.
 //!
 //! A plan is expanded into work requests only when they are posted. An operation is in the queue of each rail for
 //! which it has pieces; each step posts one batch per rail. An operation that is the only one takes a shorter path
@@ -27,11 +27,11 @@ struct PostedAtOnce {
 }
 
 impl Engine {
-    // ---- taking an operation over ----
+    // ---- activating an operation ----
 
-    /// Takes an operation over: gives each usable rail its share, and queues the operation there. If the operation
-    /// `is_only` one, posts it at once where possible.
-    pub(super) fn activate(&mut self, mut submission: Submission, is_only: bool) {
+    /// Activates an operation: gives each usable rail its share, and queues the operation there. If it
+    /// `may_post_at_once`, and has only one piece, posts the piece without the queue where possible.
+    pub(super) fn activate(&mut self, mut submission: Submission, may_post_at_once: bool) {
         let (id, peer) = (submission.id, &submission.peer);
         // The `Link` command may have been queued after the engine took the controls, and before this submission. The
         // controls behind it stay queued: they may be about this very submission.
@@ -49,7 +49,7 @@ impl Engine {
             work.shape = work.shape.listed();
         }
         let mut rails = self.spare_rails.pop().unwrap_or_default();
-        self.fill_rails(work, link, &mut rails);
+        self.prepare_rails(work, link, &mut rails);
         let takes_credit = work.takes_credit(&peer.links[self.handle.group].credit);
         let error = refusal(work, &rails);
         let (unposted, only_rail) = match error {
@@ -59,7 +59,7 @@ impl Engine {
         let waits_for_trigger = submission.trigger.is_some();
         // Posted before the engine records the operation: the latency does not include the bookkeeping.
         let posted = match only_rail {
-            Some(rail) if is_only && !takes_credit && !waits_for_trigger => {
+            Some(rail) if may_post_at_once && !takes_credit && !waits_for_trigger => {
                 self.post_at_once(id, work, rail, &mut rails[rail])
             }
             _ => None,
@@ -91,7 +91,7 @@ impl Engine {
             aborted: false,
         });
         self.running += 1;
-        self.hash_event(HashedEvent::TakenOver, id.index.into());
+        self.hash_event(HashedEvent::Activated, id.index.into());
         self.record_started(id, kind, number, bytes);
         self.schedule_checks(now, deadline);
         match posted {
@@ -108,7 +108,7 @@ impl Engine {
     fn live_link(&self, peer: &PeerState) -> Option<u32> {
         let index = peer.links[self.handle.group].index;
         let known = self.links.get(index as usize)?.as_ref()?;
-        (!known.dead && known.peer.id == peer.id).then_some(index)
+        (!known.has_failed && known.peer.id == peer.id).then_some(index)
     }
 
     /// Ends an operation whose peer is gone.
@@ -120,43 +120,43 @@ impl Engine {
         if trigger.is_none() {
             peer.links[self.handle.group].backlog.remove(work.weight());
         }
-        self.hash_event(HashedEvent::TakenOver, id.index.into());
+        self.hash_event(HashedEvent::Activated, id.index.into());
         self.record_started(id, work.operation_kind(), peer_number(peer.id), work.bytes());
         self.record_ended(id, &span, Some(&error));
         self.handle.table.finish(id, Err(error));
     }
 
     /// Fills in slot, keys and weight of each rail. A rail that does not reach the peer or a region gets weight 0.
-    fn fill_rails(&self, work: &Work, link: u32, rails: &mut Vec<ActiveRail>) {
+    fn prepare_rails(&self, work: &Work, link: u32, rails: &mut Vec<ActiveRail>) {
         let (transport, first) = (self.handle.transport, self.handle.first_rail);
         rails.clear();
         let Some(Some(state)) = self.links.get(link as usize) else { return };
         let paired = &state.peer.links[self.handle.group].rails;
         for (rail, local_rail) in self.rails.iter().enumerate() {
-            let mut filled = ActiveRail::default();
+            let mut prepared = ActiveRail::default();
             if let (Some(Some(slot)), None) = (state.send_slots.get(rail), local_rail.lost) {
-                filled.slot = slot.0;
-                filled.weight = paired[rail].as_ref().map_or(0, |paired| paired.weight);
+                prepared.slot = slot.0;
+                prepared.weight = paired[rail].as_ref().map_or(0, |paired| paired.weight);
                 if let Some(region) = &work.local {
                     match &region.regions[transport][first + rail] {
-                        Some(registered) => filled.lkey = registered.lkey(),
-                        None => filled.weight = 0,
+                        Some(registered) => prepared.lkey = registered.lkey(),
+                        None => prepared.weight = 0,
                     }
                 }
                 if let Some(remote) = &work.remote {
                     match remote.imports.get(first + rail) {
-                        Some(Some(import)) => (filled.rkey, filled.base) = (import.rkey(), import.base()),
-                        _ => filled.weight = 0,
+                        Some(Some(import)) => (prepared.rkey, prepared.base) = (import.rkey(), import.base()),
+                        _ => prepared.weight = 0,
                     }
                 }
             }
-            rails.push(filled);
+            rails.push(prepared);
         }
     }
 
     /// Splits the pieces over the rails. Returns the number of pieces and, if there is only one piece, its rail.
     fn split_over_rails(&mut self, work: &Work, rails: &mut [ActiveRail]) -> (u32, Option<usize>) {
-        if work.is_whole() {
+        if work.is_one_request() {
             // An imm alone, or a message: one request over the first usable rail.
             let first = rails.iter().position(ActiveRail::usable);
             if let Some(first) = first {
@@ -197,9 +197,9 @@ impl Engine {
     ) -> Option<PostedAtOnce> {
         let this = &mut self.rails[rail];
         let piece = share.next;
-        let charge = this.window.charge(work.shape.piece_bytes().min(work.shape.bytes()));
+        let cost = this.window.cost(work.shape.piece_bytes().min(work.shape.bytes()));
         let has_room = this.free_send_slots() > 0
-            && this.window.has_room(this.inflight.charged(), this.inflight.oldest_charge(), charge);
+            && this.window.has_room(this.inflight.cost_in_flight(), this.inflight.oldest_cost(), cost);
         if !this.queue.is_idle() || !has_room {
             return None;
         }
@@ -209,7 +209,7 @@ impl Engine {
         share.next += 1;
         let imm = work.imm_of_pieces();
         let bytes = work.expand(piece..piece + 1, share, imm, this.inflight.id_of(0), &mut this.batch);
-        this.batch_runs.push(Run { op: op.index, first_piece: piece, count: 1, charge });
+        this.batch_runs.push(Run { op: op.index, first_piece: piece, count: 1, cost });
         Some(PostedAtOnce { rail, bytes, result: self.post_batch(rail) })
     }
 
@@ -295,21 +295,21 @@ impl Engine {
         for rail in 0..self.rails.len() {
             let this = &mut self.rails[rail];
             // Counts consecutive batches: a step without a batch on this rail resets the count.
-            let empty_posts = std::mem::take(&mut this.empty_posts);
+            let refused_batches = std::mem::take(&mut this.refused_batches);
             if this.queue.front().is_none() {
                 continue;
             }
-            posted += self.post_rail(rail, empty_posts);
+            posted += self.post_rail(rail, refused_batches);
             let this = &self.rails[rail];
-            untried_rails += usize::from((1..=this.queue.len()).contains(&this.empty_posts));
+            untried_rails += usize::from((1..=this.queue.len()).contains(&this.refused_batches));
         }
         (posted, untried_rails)
     }
 
     /// Posts one batch on a rail. Returns the number of accepted requests.
-    fn post_rail(&mut self, rail: usize, empty_posts: usize) -> usize {
+    fn post_rail(&mut self, rail: usize, refused_batches: usize) -> usize {
         let this = &mut self.rails[rail];
-        this.window.on_poll(this.inflight.charged());
+        this.window.on_poll(this.inflight.cost_in_flight());
         let mut bytes = self.fill_batch(rail);
         if self.rails[rail].batch.is_empty() {
             if self.rails[rail].queue.front().is_none() || !self.evict_unresponsive(rail) {
@@ -321,7 +321,7 @@ impl Engine {
             return 0;
         }
         let result = self.post_batch(rail);
-        self.record_posted(rail, bytes, result, empty_posts)
+        self.record_posted(rail, bytes, result, refused_batches)
     }
 
     /// Builds the next batch of a rail. Returns its bytes.
@@ -338,7 +338,7 @@ impl Engine {
         // Only bytes that the posting thread copies itself count towards the limit of a batch.
         let (mut bytes, mut copied) = (0, 0);
         let max_bytes = this.batch_bytes;
-        let (mut charged, oldest) = (this.inflight.charged(), this.inflight.oldest_charge());
+        let (mut cost_in_flight, oldest) = (this.inflight.cost_in_flight(), this.inflight.oldest_cost());
         while room > 0 && copied < max_bytes {
             let this = &mut self.rails[rail];
             let Some(op) = this.queue.front() else { break };
@@ -347,8 +347,8 @@ impl Engine {
                 continue;
             };
             let share = active.rails[rail];
-            let charge = this.window.charge(active.piece_bytes());
-            let fit_window = this.window.room(charged, oldest, charge);
+            let cost = this.window.cost(active.piece_bytes());
+            let fit_window = this.window.room(cost_in_flight, oldest, cost);
             if fit_window == 0 && share.left() > 0 {
                 this.window.on_blocked();
                 break;
@@ -371,8 +371,8 @@ impl Engine {
             }
             if count > 0 {
                 let pieces = share.next..share.next + count;
-                let run = Run { op, first_piece: share.next, count, charge };
-                charged += charge * u64::from(count);
+                let run = Run { op, first_piece: share.next, count, cost };
+                cost_in_flight += cost * u64::from(count);
                 let first_id = this.inflight.id_of(this.batch_runs.len());
                 let expanded = active.expand(pieces, &share, first_id, &mut this.batch);
                 bytes += expanded;
@@ -402,7 +402,13 @@ impl Engine {
     }
 
     /// Records the outcome of a batch of `bytes` bytes. Returns the number of accepted requests.
-    fn record_posted(&mut self, rail: usize, bytes: u64, result: PostResult, empty_posts: usize) -> usize {
+    fn record_posted(
+        &mut self,
+        rail: usize,
+        bytes: u64,
+        result: PostResult,
+        refused_batches: usize,
+    ) -> usize {
         let offered = self.rails[rail].batch.len();
         let accepted = result.accepted.min(offered);
         let cut_short = accepted < offered;
@@ -417,7 +423,7 @@ impl Engine {
             self.handle.counts[rail].backpressure((offered - accepted - failed) as u64);
         }
         if accepted == 0 {
-            self.rails[rail].empty_posts = empty_posts + 1;
+            self.rails[rail].refused_batches = refused_batches + 1;
         }
         self.record_batch(rail, accepted as u32, bytes);
         self.account_batch(rail, accepted as u32, cut_short, result.error);

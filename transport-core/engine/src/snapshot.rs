@@ -144,7 +144,7 @@ impl<'a> Describer<'a> {
             WorkKind::Send if share.refused_by_endpoint => WaitReason::PeerReceive { rail, device },
             _ if share.refused_by_endpoint => WaitReason::PeerQueue { rail, device },
             _ if this.is_window_full(active.piece_bytes()) => {
-                WaitReason::Window { rail, device, bytes: this.inflight.charged() }
+                WaitReason::Window { rail, device, bytes: this.inflight.cost_in_flight() }
             }
             _ => WaitReason::Turn { rail, device, ahead: this.queue.len().saturating_sub(1) as u64 },
         }

@@ -10,7 +10,7 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use super::operation::{ActiveOp, ActiveRail, Drains, LocalUse, Revocations};
-use super::peer::{AmbiguousFailures, EarlyEvents, LinkState, PeerState};
+use super::peer::{EarlyEvents, LinkState, PeerState, UnconfirmedFailures};
 use super::rail::Receives;
 use super::snapshot::{RecentFailures, Snapshot};
 use super::trace::{OperationKind, TraceEvent, peer_number};
@@ -58,7 +58,7 @@ pub struct Engine {
     pub(super) active: Vec<Option<ActiveOp>>,
     /// The number of operations in `active`.
     pub(super) running: usize,
-    /// Requests that were posted while an operation was taken over. The next step adds them to its report.
+    /// Requests that [`Engine::post_at_once`] has posted since the last step. The next step adds them to its report.
     pub(super) posted_at_once: usize,
     /// The links, by their index.
     pub(super) links: Vec<Option<LinkState>>,
@@ -68,7 +68,7 @@ pub struct Engine {
     pub(super) slot_links: Vec<Vec<Option<u32>>>,
     /// Events of peers whose `Link` command is still in its queue.
     pub(super) early_events: EarlyEvents,
-    pub(super) ambiguous_failures: AmbiguousFailures,
+    pub(super) unconfirmed_failures: UnconfirmedFailures,
     pub(super) receives: Receives,
     pub(super) revocations: Revocations,
     pub(super) drains: Drains,
@@ -89,7 +89,7 @@ pub struct Engine {
     /// The time of this step, once the engine has read the clock.
     pub(super) step_time: Option<Time>,
     /// Whether the last record is [`TraceEvent::Parked`].
-    pub(super) parked: bool,
+    pub(super) last_record_is_parked: bool,
     pub(super) recent_failures: RecentFailures,
     /// Whether an imm must wait for a flush of the other rails: the engine has devices whose completions cover their
     /// own rail alone ([`DeliveredScope::Device`]).
@@ -107,7 +107,7 @@ pub struct Engine {
 #[derive(Clone, Copy)]
 pub(super) enum HashedEvent {
     PeerFailed = 1,
-    TakenOver = 2,
+    Activated = 2,
     Posted = 3,
     Acknowledged = 4,
     ImmArrived = 5,
@@ -139,7 +139,7 @@ impl Engine {
             links: Vec::new(),
             link_of: HashMap::new(),
             early_events: EarlyEvents::default(),
-            ambiguous_failures: AmbiguousFailures::default(),
+            unconfirmed_failures: UnconfirmedFailures::default(),
             receives: Receives::default(),
             revocations: Revocations::default(),
             drains: Drains::default(),
@@ -151,7 +151,7 @@ impl Engine {
             next_stall_check: Time::NEVER,
             next_timer: Time::NEVER,
             step_time: None,
-            parked: false,
+            last_record_is_parked: false,
             recent_failures: RecentFailures::default(),
             needs_flushes,
             spare_rails: Vec::new(),
@@ -257,10 +257,10 @@ impl Engine {
     pub fn on_park(&mut self) {
         self.step_time = None;
         // An event that wakes the worker does not say which operation can post now: the engine will try all again.
-        self.rails.iter_mut().for_each(|rail| rail.empty_posts = 0);
-        if !self.parked {
+        self.rails.iter_mut().for_each(|rail| rail.refused_batches = 0);
+        if !self.last_record_is_parked {
             self.record(TraceEvent::Parked);
-            self.parked = true;
+            self.last_record_is_parked = true;
         }
     }
 
@@ -317,24 +317,24 @@ impl Engine {
         if self.handle.has_commands() { self.take_queued(true) } else { 0 }
     }
 
-    /// Takes over an operation that the calling thread has just submitted, without the queue.
+    /// Activates an operation that the calling thread has just submitted, without the queue.
     #[inline(always)]
-    pub(super) fn take_over(&mut self, submission: Submission) {
-        // No step is running, and the operation was submitted a moment ago: this saves a reading of the clock.
+    pub(super) fn activate_now(&mut self, submission: Submission) {
+        // No step is running. The time of the submission serves as the time of the step, which saves a clock read.
         self.step_time = Some(submission.submitted_at);
         self.activate(submission, true);
     }
 
-    /// Takes the queued commands; returns their number. `may_post` says whether a single submission may be posted at
-    /// once.
-    fn take_queued(&mut self, may_post: bool) -> usize {
+    /// Takes the queued commands; returns their number. `may_post_at_once` says whether the engine may post an operation
+    /// at once if no other one is queued.
+    fn take_queued(&mut self, may_post_at_once: bool) -> usize {
         // Controls first: the engine must know a link before its first operation.
         let mut taken = self.take_controls();
         while taken < MAX_COMMANDS_PER_STEP && !self.handle.submissions.is_empty() {
             let Some(submission) = self.handle.submissions.pop() else { break };
-            let is_only = may_post && taken == 0 && self.handle.submissions.is_empty();
+            let is_only = taken == 0 && self.handle.submissions.is_empty();
             taken += 1;
-            self.activate(submission, is_only);
+            self.activate(submission, may_post_at_once && is_only);
         }
         taken
     }
@@ -433,7 +433,7 @@ impl Engine {
         if !self.handle.table.is_under_way(id) || self.receives.cancel(id, &mut self.rails, &self.handle) {
             return;
         }
-        // Controls overtake submissions. If the operation is still queued, the engine takes it over first; otherwise
+        // Controls overtake submissions. If the operation is still queued, the engine activates it first; otherwise
         // the cancel would be lost.
         while !self.active[id.index as usize].as_ref().is_some_and(|active| active.id == id) {
             let Some(submission) = self.handle.submissions.pop() else { break };
@@ -449,7 +449,7 @@ impl Engine {
 
     /// Starts to wait until the operations of `peer` have ended that are under way now.
     fn drain(&mut self, peer: PeerId, deadline: Time, done: DrainReply) {
-        // Controls overtake submissions. So the engine first takes over the operations that were submitted before.
+        // Controls overtake submissions. So the engine first activates the operations that were submitted before.
         for _ in 0..self.handle.submissions.len() {
             let Some(submission) = self.handle.submissions.pop() else { break };
             self.activate(submission, false);
@@ -519,7 +519,7 @@ impl Engine {
 
     /// Cancels all checks of operations. Called when the last operation has ended.
     #[inline]
-    pub(super) fn cancel_checks(&mut self) {
+    pub(super) fn clear_checks(&mut self) {
         if self.revocations.awaited() == 0 && self.drains.is_empty() {
             (self.next_deadline, self.next_stall_check) = (self.next_timer, Time::NEVER);
         }
@@ -643,7 +643,7 @@ impl Engine {
                     "a peer is still copying to or from the region; it stays revoked, call revoke() again to \
                      keep waiting"
                 }
-                LocalUse::Source | LocalUse::Target => {
+                LocalUse::ReadsFrom | LocalUse::WritesInto => {
                     "the device still has a request or a receive of this side on the region; it stays revoked, \
                      call revoke() again to keep waiting"
                 }
@@ -659,13 +659,13 @@ impl Engine {
     }
 
     fn local_use_of(&self, region: &Arc<RegionInner>) -> LocalUse {
-        if self.receives.is_into(region) {
-            return LocalUse::Target;
+        if self.receives.has_receive_into(region) {
+            return LocalUse::WritesInto;
         }
         let users = self.active.iter().flatten().filter(|active| active.work.uses(region));
         let uses = users.map(|active| match active.work.kind {
-            WorkKind::Read => LocalUse::Target,
-            WorkKind::Write | WorkKind::Send => LocalUse::Source,
+            WorkKind::Read => LocalUse::WritesInto,
+            WorkKind::Write | WorkKind::Send => LocalUse::ReadsFrom,
         });
         uses.max().unwrap_or(LocalUse::None)
     }
@@ -686,7 +686,7 @@ impl Engine {
             return;
         }
         let now = self.now();
-        if self.parked {
+        if self.last_record_is_parked {
             self.record_woken(now);
         }
         self.handle.flight_recorder.write(event.pack(now));
@@ -694,7 +694,7 @@ impl Engine {
 
     #[cold]
     fn record_woken(&mut self, now: Time) {
-        self.parked = false;
+        self.last_record_is_parked = false;
         self.handle.flight_recorder.write(TraceEvent::Woken.pack(now));
     }
 

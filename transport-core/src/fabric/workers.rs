@@ -74,7 +74,7 @@ impl Workers {
         self
     }
 
-    /// Writes all requests of an operation when the worker takes the operation over, not when it posts them. This needs
+    /// Writes all requests of an operation when the worker activates the operation, not when it posts them. This needs
     /// memory for all requests, and touches that memory twice.
     pub fn eager(mut self) -> Self {
         self.posting.lazy = false;

@@ -1,4 +1,4 @@
-//! An operation that the engine has taken over: what is posted, what is not, and how it will end.
+//! An active operation: what is posted, what is not, and how it will end.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ pub(crate) enum Stage {
     Imm,
 }
 
-/// An operation that the engine has taken over. It owns `work`, and so every region that the hardware may touch,
+/// An operation that the engine has activated. It owns `work`, and so every region that the hardware may touch,
 /// until `outstanding` is zero.
 pub(crate) struct ActiveOp {
     pub id: OpId,

@@ -1,4 +1,4 @@
-//! The operations that an engine has taken over.
+//! The operations that an engine has activated.
 //!
 //! In reading order: [`Work`] (what an operation does), `ActiveOp` (how far it has come), `Revocations` and
 //! `Drains` (operations that only wait).

@@ -31,9 +31,9 @@ pub(crate) struct Revocation {
 pub(crate) enum LocalUse {
     None,
     /// A write or a send reads from the region.
-    Source,
+    ReadsFrom,
     /// A read or a receive writes into the region.
-    Target,
+    WritesInto,
 }
 
 /// All revocations that have not ended.
@@ -49,7 +49,7 @@ impl Revocation {
     /// Revokes the keys of the region on `rails`. Returns the result once the revocation is over.
     pub fn poll(&self, transport: TransportIndex, rails: Range<usize>) -> Poll<crate::Result<()>> {
         match self.region.poll_quiesced(transport, rails, self.is_in_use()) {
-            Poll::Ready(Ok(())) if self.local_use == LocalUse::Target => Poll::Pending,
+            Poll::Ready(Ok(())) if self.local_use == LocalUse::WritesInto => Poll::Pending,
             Poll::Ready(result) => Poll::Ready(result),
             // The backend has been asked to revoke every key, and no operation waits for more.
             Poll::Pending if self.id.is_none() && !self.is_in_use() => Poll::Ready(Ok(())),
@@ -102,7 +102,7 @@ impl Revocations {
                 deadline,
                 submitted_at,
                 stalled: false,
-                local_use: LocalUse::Target,
+                local_use: LocalUse::WritesInto,
                 users_stopped: false,
             }),
         }

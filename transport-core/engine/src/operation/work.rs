@@ -81,7 +81,7 @@ impl Work {
 
     /// Whether the work is one request that is never split over rails: an imm alone, or a message.
     #[inline]
-    pub fn is_whole(&self) -> bool {
+    pub fn is_one_request(&self) -> bool {
         self.shape.is_empty() || self.kind == WorkKind::Send
     }
 

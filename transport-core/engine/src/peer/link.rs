@@ -296,7 +296,7 @@ impl Link {
 
     /// The capabilities of the transport, or an error if it does not support the operation or the imm.
     #[inline]
-    pub fn require(
+    pub fn capabilities_for(
         &self,
         operation: Operations,
         imm: Option<u32>,

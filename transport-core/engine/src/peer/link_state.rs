@@ -14,7 +14,7 @@ pub(crate) struct LinkState {
     /// Slots that only receive, with their rails, until they are gone.
     pub receive_slots: Vec<(usize, PeerSlot)>,
     /// Whether the link has failed. The engine reuses its index once all slots are gone and no operation is left.
-    pub dead: bool,
+    pub has_failed: bool,
     /// Unacknowledged bytes of operations that take credit.
     pub posted_bytes: u64,
     /// Operations that wait for credit of the peer's grant. They are in no rail's queue.
@@ -43,7 +43,7 @@ impl LinkState {
             peer,
             send_slots,
             receive_slots,
-            dead: false,
+            has_failed: false,
             posted_bytes: 0,
             waiting_for_credit: VecDeque::new(),
             arrivals: [0; 2],
@@ -56,7 +56,7 @@ impl LinkState {
     pub fn count_arrival(&mut self, kind: ArrivalKind) -> bool {
         let kind = kind as usize;
         self.arrivals[kind] += 1;
-        self.arrivals[kind] >= self.renew_after[kind] && !self.dead
+        self.arrivals[kind] >= self.renew_after[kind] && !self.has_failed
     }
 
     /// All slots that are not gone, with their rails.

@@ -2,20 +2,20 @@
 //!
 //! In reading order: [`PeerState`] (what all engines share), [`PeerEvents`] (what they tell the peer's owner), [`Link`]
 //! (the peer's rails, and the direct path past the worker), `LinkState` (the engine's own state of a link),
-//! `EarlyEvents` and `AmbiguousFailures`.
+//! `EarlyEvents` and `UnconfirmedFailures`.
 
-mod ambiguous_failures;
 mod early_events;
 mod events;
 #[allow(unsafe_code, reason = "runs checked requests in the calling thread")]
 mod link;
 mod link_state;
 mod state;
+mod unconfirmed_failures;
 
-pub use ambiguous_failures::PeerProbe;
-pub(super) use ambiguous_failures::{AmbiguousFailure, AmbiguousFailures};
 pub(super) use early_events::EarlyEvents;
 pub use events::{PeerEvents, PeerIdentity};
 pub use link::{CheckedRange, Link, PairedRail};
 pub(super) use link_state::{ArrivalKind, LinkState};
 pub use state::PeerState;
+pub use unconfirmed_failures::PeerProbe;
+pub(super) use unconfirmed_failures::{UnconfirmedFailure, UnconfirmedFailures};

@@ -16,7 +16,7 @@ pub(crate) struct Run {
     /// The number of pieces, at most [`MAX_RUN`].
     pub count: u32,
     /// What each piece takes of the rail's send window, in bytes.
-    pub charge: u64,
+    pub cost: u64,
 }
 
 #[derive(Debug)]
@@ -37,10 +37,10 @@ pub(crate) struct Inflight {
     first: u64,
     /// Places in the send queue that all posted requests take.
     used_slots: usize,
-    /// The sum of the charges of the unacknowledged requests, evicted ones excluded.
-    charged: u64,
+    /// The sum of the costs of the unacknowledged requests, evicted ones excluded.
+    cost_in_flight: u64,
     /// Evicted runs, by sequence number. Their unacknowledged requests still count in `used_slots`, but not in
-    /// `charged`.
+    /// `cost_in_flight`.
     evicted: BTreeMap<u64, InflightRun>,
 }
 
@@ -59,14 +59,14 @@ impl Inflight {
 
     /// What the unacknowledged requests take of the rail's send window, in bytes.
     #[inline]
-    pub fn charged(&self) -> u64 {
-        self.charged
+    pub fn cost_in_flight(&self) -> u64 {
+        self.cost_in_flight
     }
 
-    /// The charge of each request of the oldest run.
+    /// The cost of each request of the oldest run.
     #[inline]
-    pub fn oldest_charge(&self) -> u64 {
-        self.runs.front().map_or(0, |oldest| oldest.run.charge)
+    pub fn oldest_cost(&self) -> u64 {
+        self.runs.front().map_or(0, |oldest| oldest.run.cost)
     }
 
     #[inline]
@@ -74,7 +74,7 @@ impl Inflight {
         debug_assert!((1..=MAX_RUN).contains(&run.count));
         self.runs.push_back(InflightRun { run, unacknowledged: mask(0..run.count) });
         self.used_slots += run.count as usize;
-        self.charged += run.charge * u64::from(run.count);
+        self.cost_in_flight += run.cost * u64::from(run.count);
     }
 
     /// Acknowledges `count` requests, beginning with `id`, all of one run. Returns their operation and how many of
@@ -86,7 +86,7 @@ impl Inflight {
         let start = (id % u64::from(MAX_RUN)) as u32;
         let ended = run.unacknowledged & mask(start..start.saturating_add(count).min(MAX_RUN));
         run.unacknowledged &= !ended;
-        self.charged -= run.run.charge * u64::from(ended.count_ones());
+        self.cost_in_flight -= run.run.cost * u64::from(ended.count_ones());
         let op = run.run.op;
         while let Some(front) = self.runs.front().filter(|front| front.unacknowledged == 0) {
             self.used_slots -= front.run.count as usize;
@@ -108,7 +108,7 @@ impl Inflight {
                 self.evicted.insert(sequence, inflight);
             }
         }
-        self.charged = 0;
+        self.cost_in_flight = 0;
         let unacknowledged = |inflight: &InflightRun| inflight.unacknowledged.count_ones() as usize;
         self.used_slots = self.evicted.values().map(unacknowledged).sum();
         ops
@@ -170,7 +170,7 @@ mod tests {
                     prop_assert!(ops.into_iter().eq(model.range(kept..).map(|(_, op)| *op).collect::<std::collections::BTreeSet<_>>()));
                     kept = inflight.id_of(0);
                 } else if post {
-                    let run = Run { op: u32::from(number), first_piece: 0, count: u32::from(number) % MAX_RUN + 1, charge: u64::from(number) };
+                    let run = Run { op: u32::from(number), first_piece: 0, count: u32::from(number) % MAX_RUN + 1, cost: u64::from(number) };
                     model.extend((0..u64::from(run.count)).map(|index| (inflight.id_of(0) + index, run.op)));
                     inflight.push(run);
                 } else {
@@ -184,7 +184,7 @@ mod tests {
                 }
                 prop_assert!(inflight.unacknowledged().eq(model.iter().map(|(id, op)| (*id, *op))));
                 prop_assert!(inflight.used_slots() >= model.len());
-                prop_assert_eq!(inflight.charged(), model.range(kept..).map(|(_, op)| u64::from(*op)).sum::<u64>());
+                prop_assert_eq!(inflight.cost_in_flight(), model.range(kept..).map(|(_, op)| u64::from(*op)).sum::<u64>());
                 prop_assert!(inflight.used_slots() <= model.range(..kept).count() + ((inflight.id_of(0) - kept) as usize));
             }
         }

@@ -51,7 +51,7 @@ pub struct Rail {
     /// The endpoint accepted nothing of the previous batch: the engine records this once, not per batch.
     pub(crate) backpressure_logged: bool,
     /// Consecutive batches of which the endpoint accepted nothing.
-    pub(crate) empty_posts: usize,
+    pub(crate) refused_batches: usize,
     /// The most bytes in a batch. A device that moves bytes by itself counts none of them.
     pub(crate) batch_bytes: u64,
     /// The depth of the send queue.
@@ -93,7 +93,7 @@ impl Rail {
             lost: None,
             queue_full_logged: false,
             backpressure_logged: false,
-            empty_posts: 0,
+            refused_batches: 0,
             batch_bytes,
             depth,
             window,
@@ -109,8 +109,8 @@ impl Rail {
 
     /// Whether a request of `bytes` bytes must wait until earlier requests complete.
     pub fn is_window_full(&self, bytes: u64) -> bool {
-        let (charged, oldest) = (self.inflight.charged(), self.inflight.oldest_charge());
-        self.window.room(charged, oldest, self.window.charge(bytes)) == 0
+        let (cost_in_flight, oldest) = (self.inflight.cost_in_flight(), self.inflight.oldest_cost());
+        self.window.room(cost_in_flight, oldest, self.window.cost(bytes)) == 0
     }
 
     /// Evicts all requests in flight if the rail has had no room, and no request has completed, for too long: so

@@ -222,7 +222,7 @@ impl Receives {
     }
 
     /// Whether any receive writes into a region.
-    pub fn is_into(&self, region: &Arc<RegionInner>) -> bool {
+    pub fn has_receive_into(&self, region: &Arc<RegionInner>) -> bool {
         self.receives.values().any(|receive| Arc::ptr_eq(&receive.region, region))
     }
 

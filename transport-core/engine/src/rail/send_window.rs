@@ -29,7 +29,7 @@ const MAX_LIMIT: u64 = 16 * DEFAULT_LIMIT;
 /// everything in the window completes between two polls. If a later poll finds requests that are not completed, the
 /// window shrinks by an eighth.
 ///
-/// The engine calls the number of bytes that a request takes of the window its *charge*.
+/// The engine calls the number of bytes that a request takes of the window its *cost*.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SendWindow {
     limit: u64,
@@ -37,9 +37,9 @@ pub(crate) struct SendWindow {
     max_limit: u64,
     /// Whether the full window stopped the engine from posting since the last poll.
     was_blocked: bool,
-    /// The smallest charge of a request: the bytes that the link could send while the device processes a request
+    /// The smallest cost of a request: the bytes that the link could send while the device processes a request
     /// without bytes.
-    min_charge: u64,
+    min_cost: u64,
 }
 
 impl SendWindow {
@@ -51,21 +51,21 @@ impl SendWindow {
         let Some(bits) = capabilities.link_bits_per_s.filter(|bits| *bits > 0) else {
             return Self { max_limit: MAX_LIMIT, ..Self::of_bytes(DEFAULT_LIMIT, 0) };
         };
-        let min_charge = capabilities.requests_per_s.map_or(0, |rate| bits / 8 / rate.max(1));
-        Self::of_bytes(bytes_in(bits, capabilities.round_trip).saturating_mul(ROUND_TRIPS), min_charge)
+        let min_cost = capabilities.requests_per_s.map_or(0, |rate| bits / 8 / rate.max(1));
+        Self::of_bytes(bytes_in(bits, capabilities.round_trip).saturating_mul(ROUND_TRIPS), min_cost)
     }
 
-    fn of_bytes(limit: u64, min_charge: u64) -> Self {
+    fn of_bytes(limit: u64, min_cost: u64) -> Self {
         let max_limit = limit.max(DEFAULT_LIMIT);
-        Self { limit, min_limit: limit, max_limit, was_blocked: false, min_charge }
+        Self { limit, min_limit: limit, max_limit, was_blocked: false, min_cost }
     }
 
-    /// Adapts the window. The engine calls this once per step; `charged` is the sum of the charges of all requests
+    /// Adapts the window. The engine calls this once per step; `cost_in_flight` is the sum of the costs of all requests
     /// that are not acknowledged.
     #[inline]
-    pub fn on_poll(&mut self, charged: u64) {
+    pub fn on_poll(&mut self, cost_in_flight: u64) {
         if std::mem::take(&mut self.was_blocked) {
-            self.limit = match charged {
+            self.limit = match cost_in_flight {
                 0 => self.limit.saturating_mul(2).min(self.max_limit),
                 _ => (self.limit - self.limit / 8).max(self.min_limit),
             };
@@ -83,30 +83,30 @@ impl SendWindow {
         self.was_blocked = false;
     }
 
-    /// The charge of a request of `bytes` bytes.
+    /// The cost of a request of `bytes` bytes.
     #[inline]
-    pub fn charge(&self, bytes: u64) -> u64 {
-        bytes.max(self.min_charge)
+    pub fn cost(&self, bytes: u64) -> u64 {
+        bytes.max(self.min_cost)
     }
 
-    /// Whether one more request of `charge` may be posted; see [`SendWindow::room`].
+    /// Whether one more request of `cost` may be posted; see [`SendWindow::room`].
     #[inline]
-    pub fn has_room(&self, charged: u64, largest: u64, charge: u64) -> bool {
-        self.limit_for(largest, charge) > charged
+    pub fn has_room(&self, cost_in_flight: u64, largest: u64, cost: u64) -> bool {
+        self.limit_for(largest, cost) > cost_in_flight
     }
 
-    /// How many more requests of `charge` may be posted. `charged` is the sum of the charges of all requests that
-    /// are not acknowledged, `largest` the largest of these charges. Two requests of any size always fit, so that
+    /// How many more requests of `cost` may be posted. `cost_in_flight` is the sum of the costs of all requests that
+    /// are not acknowledged, `largest` the largest of these costs. Two requests of any size always fit, so that
     /// the link is never idle.
     #[inline]
-    pub fn room(&self, charged: u64, largest: u64, charge: u64) -> u64 {
-        self.limit_for(largest, charge).saturating_sub(charged).div_ceil(charge.max(1))
+    pub fn room(&self, cost_in_flight: u64, largest: u64, cost: u64) -> u64 {
+        self.limit_for(largest, cost).saturating_sub(cost_in_flight).div_ceil(cost.max(1))
     }
 
-    /// The limit, or twice the larger charge if that is more.
+    /// The limit, or twice the larger cost if that is more.
     #[inline]
-    fn limit_for(&self, largest: u64, charge: u64) -> u64 {
-        self.limit.max(2 * charge.max(largest))
+    fn limit_for(&self, largest: u64, cost: u64) -> u64 {
+        self.limit.max(2 * cost.max(largest))
     }
 }
 
@@ -131,11 +131,11 @@ mod tests {
     #[test]
     fn it_covers_two_round_trips() {
         let window = p5();
-        assert_eq!((window.limit, window.charge(0), window.charge(1 << 20)), (400_000, 12_500, 1 << 20));
+        assert_eq!((window.limit, window.cost(0), window.cost(1 << 20)), (400_000, 12_500, 1 << 20));
         assert_eq!(window.room(0, 0, 65536), 7);
         assert_eq!(window.room(7 * 65536, 65536, 65536), 0);
         // A request of no bytes keeps the device busy too.
-        assert_eq!(window.room(0, 0, window.charge(0)), 32);
+        assert_eq!(window.room(0, 0, window.cost(0)), 32);
     }
 
     #[test]

@@ -25,7 +25,7 @@ pub struct Record {
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the fields have the crate's usual names")]
 pub enum TraceEvent {
-    /// The engine took over an operation. Peers are numbered from 1 in each process.
+    /// The engine activated an operation. Peers are numbered from 1 in each process.
     Started { op: OpId, kind: OperationKind, peer: u32, bytes: u64 },
     /// An operation ended; `error` is the kind of error that it failed with. None of its requests is posted any more.
     Ended { op: OpId, error: Option<ErrorKind> },

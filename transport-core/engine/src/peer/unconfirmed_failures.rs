@@ -13,7 +13,7 @@ use crate::{Control, EngineHandle};
 
 /// A failed request whose error the engine does not report yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct AmbiguousFailure {
+pub(crate) struct UnconfirmedFailure {
     pub rail: usize,
     pub id: u64,
     pub link: u32,
@@ -25,20 +25,20 @@ pub(crate) struct AmbiguousFailure {
 
 /// All failed requests whose error the engine does not report yet, oldest first.
 #[derive(Debug, Default)]
-pub(crate) struct AmbiguousFailures(Vec<AmbiguousFailure>);
+pub(crate) struct UnconfirmedFailures(Vec<UnconfirmedFailure>);
 
-impl AmbiguousFailures {
+impl UnconfirmedFailures {
     /// Adds a failed request. Returns true if the engine has to probe the peer: there is at most one probe per link at
     /// a time.
     pub fn add(&mut self, rail: usize, id: u64, link: u32, status: Status) -> bool {
         let is_probed = self.0.iter().all(|failure| failure.link != link);
-        self.0.push(AmbiguousFailure { rail, id, link, status, is_probed });
+        self.0.push(UnconfirmedFailure { rail, id, link, status, is_probed });
         is_probed
     }
 
     /// Removes and returns the failures that the answer to a probe resolves. Also returns true if the engine has to
     /// probe the peer again, because of requests that failed after the probe was sent.
-    pub fn on_answer(&mut self, link: u32) -> (Vec<AmbiguousFailure>, bool) {
+    pub fn on_answer(&mut self, link: u32) -> (Vec<UnconfirmedFailure>, bool) {
         let resolved = self.0.extract_if(.., |failure| failure.link == link && failure.is_probed).collect();
         let mut probe_again = false;
         for failure in self.0.iter_mut().filter(|failure| failure.link == link) {
@@ -48,7 +48,7 @@ impl AmbiguousFailures {
     }
 
     /// Removes and returns the failures of a link whose peer is gone.
-    pub fn take_link(&mut self, link: u32) -> Vec<AmbiguousFailure> {
+    pub fn take_link(&mut self, link: u32) -> Vec<UnconfirmedFailure> {
         self.0.extract_if(.., |failure| failure.link == link).collect()
     }
 
@@ -86,10 +86,10 @@ mod tests {
     #[test]
     fn an_answer_resolves_the_failures_before_its_probe() {
         let refused = Status { kind: ErrorKind::RemoteAccess, code: 125 };
-        let mut failures = AmbiguousFailures::default();
+        let mut failures = UnconfirmedFailures::default();
         assert!(failures.add(0, 1, 7, refused) && failures.add(0, 2, 8, refused));
         assert!(!failures.add(1, 3, 7, refused));
-        let ids = |(resolved, probe_again): (Vec<AmbiguousFailure>, bool)| {
+        let ids = |(resolved, probe_again): (Vec<UnconfirmedFailure>, bool)| {
             (resolved.iter().map(|failure| (failure.rail, failure.id)).collect::<Vec<_>>(), probe_again)
         };
         // The third request failed after the probe was sent: the next probe is for it.
