@@ -13,7 +13,8 @@ pub struct Staged {
 }
 
 impl Staged {
-    /// Wraps `inner`: `staging` says which memory its devices stage. With [`StagingPolicy::Never`] the devices are unchanged.
+    /// Wraps `inner`: `staging` says which memory its devices stage. With [`StagingPolicy::Never`] the devices are
+    /// unchanged.
     ///
     /// A peer that does not stage can still be connected to. Only its access to staged regions is refused.
     pub fn new(inner: Arc<dyn Backend>, staging: StagingPolicy) -> Self {

@@ -50,9 +50,12 @@ impl Engine {
         events
     }
 
-    /// Handles each event of the last poll, which was of `rail`, exactly once. This also holds if a waker of the user
-    /// panics: an event counts as handled before any waker runs. A completion may cover several runs: the engine handles
-    /// one run, and replaces the event by one for the rest.
+    /// Handles each event of the last poll exactly once. That poll was of `rail`.
+    ///
+    /// This also holds if a waker of the user panics: an event counts as handled before any waker runs.
+    ///
+    /// A completion may cover several runs. Then the engine handles one run, and replaces the event by one for the
+    /// rest.
     #[inline]
     fn handle_events(&mut self, rail: usize) {
         self.handled_rail = rail;
@@ -214,8 +217,10 @@ impl Engine {
         let Some(link) = &mut self.links[index as usize] else { return };
         link.remove_slot(rail, peer);
         if !link.has_failed {
-            // Either the backend noticed the end of the connection before the control plane did, or the thread that
-            // ended it has told the backend, and not yet this engine. In the second case the reason is known.
+            // There are two cases:
+            // - The backend has noticed the end of the connection before the control plane.
+            // - Another thread has ended the connection, and has told the backend, but not this engine yet. Then the
+            //   reason is known.
             let gone = link.peer.clone();
             let lost = || Error::new(ErrorKind::PeerDied, "poll", "the backend lost the connection");
             let error = gone.close_reason().unwrap_or_else(lost);
@@ -345,6 +350,15 @@ impl Engine {
     }
 
     // ---- the end of an operation ----
+    //
+    // An operation has two ends (`op::table`): its result, and the moment at which none of its requests is posted.
+    //
+    // - `finish_if_over`: both ends, once no request is posted and none is left to post. All others end up here.
+    // - `fail_op`: sets the error, and posts no more. `fail_with` does so with the status of a failed request.
+    // - `complete_early`: the result at once, then `fail_op`. For a failed link, and for a deadline.
+    // - `stop`: `fail_op`, and an abort of the link at the deadline. For a revoked region, and (`cancel_active`) for a
+    //   cancel.
+    // - `expire_operations`: what a deadline does, by these functions.
 
     /// Ends an operation if nothing of it is posted and nothing is left to post. A successful one may have to send its
     /// imm first.
@@ -456,6 +470,7 @@ impl Engine {
             if active.deadline > now {
                 *next = (*next).min(active.deadline);
             } else if active.cancelled && !active.aborted {
+                // The operation was stopped (`stop`), and its requests have not ended by the deadline.
                 active.aborted = true;
                 expired += 1;
                 let cancelled = || interrupted(ErrorKind::Cancelled, &active.work);

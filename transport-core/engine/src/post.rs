@@ -34,7 +34,7 @@ impl Engine {
     pub(super) fn activate(&mut self, mut submission: Submission, may_post_at_once: bool) {
         let (id, peer) = (submission.id, &submission.peer);
         // The `Link` command may have been queued after the engine took the controls, and before this submission. The
-        // controls behind it stay queued: they may be about this very submission.
+        // controls behind it stay queued: one of them may cancel this submission, so it must come later.
         let mut link = self.live_link(peer);
         while link.is_none()
             && peer.close_reason().is_none()
@@ -45,6 +45,7 @@ impl Engine {
         }
         let Some(link) = link else { return self.refuse(submission) };
         let work = &mut submission.work;
+        // Eager posting (for measurements) makes the list of all pieces first.
         if !self.handle.posting.lazy && work.pieces.len() > 1 {
             work.shape = work.shape.listed();
         }
@@ -186,8 +187,7 @@ impl Engine {
     /// Posts the only piece of an operation over `rail`, past the rail's queue. Returns `None`, and posts nothing, if
     /// other operations wait there or if there is no room.
     ///
-    /// A caller that waits for each operation before it submits the next one has no second request for the batch. The
-    /// queue and the limits of a batch only order operations that wait.
+    /// If nothing else waits to be posted, the queue and the limits of a batch have nothing to order.
     fn post_at_once(
         &mut self,
         op: OpId,
@@ -226,12 +226,13 @@ impl Engine {
 
     // ---- later stages of an operation ----
 
-    /// Starts to flush the rails that have delivered bytes, because a completion covers its own rail alone. The rail
-    /// that will carry the imm needs no flush. If several engines share the operation, each flushes all of its rails,
-    /// as another engine may send the imm. Returns false if no rail needs a flush.
+    /// Starts to flush the rails that have delivered bytes, because a completion of one rail says nothing about the
+    /// bytes of another rail. Returns false if no rail needs a flush.
     #[cold]
     pub(super) fn begin_flush(&mut self, op: u32) -> bool {
         let Some(active) = &mut self.active[op as usize] else { return false };
+        // The rail that will carry the imm needs no flush: it is the first used rail. If several engines share the
+        // operation, each engine flushes all its used rails, because another engine may send the imm.
         let rails_of_imm = usize::from(active.work.imm_countdown.is_none());
         active.stage = Stage::Flush;
         for rail in active.rails.iter_mut().filter(|rail| rail.is_used()).skip(rails_of_imm) {
@@ -249,7 +250,7 @@ impl Engine {
     }
 
     /// Fails an operation that has delivered bytes over a rail which was lost since then: the engine cannot find out
-    /// when these bytes are visible. Returns whether it failed.
+    /// when these bytes are visible. Returns true if the operation has failed, or has ended already.
     fn fail_if_used_rail_lost(&mut self, op: u32) -> bool {
         let Some(active) = &self.active[op as usize] else { return true };
         let is_lost = active.rails.iter().any(|rail| rail.is_used() && !rail.usable());
@@ -268,7 +269,7 @@ impl Engine {
         let needs_flushes = self.needs_flushes;
         let Some(active) = &mut self.active[op as usize] else { return };
         active.stage = Stage::Imm;
-        // The first rail that has carried bytes was not flushed, so the imm must follow these bytes on the same rail. If
+        // `begin_flush` did not flush the first rail that has carried bytes, so the imm must use the same rail. If
         // this engine has carried no bytes, the other engines have flushed all their rails, and any rail will do.
         let may_carry = |rail: &ActiveRail| rail.usable() && (rail.is_used() || !needs_flushes);
         let index = active.rails.iter().position(may_carry);
@@ -286,15 +287,16 @@ impl Engine {
 
     // ---- batches ----
 
-    /// Posts one batch per rail. Returns the number of accepted requests, and the number of rails on which the engine
-    /// has not tried all queued operations since the endpoint last accepted a request: the worker must not sleep
-    /// before it has tried them all.
+    /// Posts one batch per rail. Returns two numbers: that of accepted requests, and that of rails with untried
+    /// operations. An operation is untried if the engine has not offered it since the endpoint last accepted a request.
+    /// The worker must not sleep before the engine has tried all operations.
     #[inline]
     pub(super) fn post(&mut self) -> (usize, usize) {
         let (mut posted, mut untried_rails) = (std::mem::take(&mut self.posted_at_once), 0);
         for rail in 0..self.rails.len() {
             let this = &mut self.rails[rail];
-            // Counts consecutive batches: a step without a batch on this rail resets the count.
+            // The count goes back to 0 here. `record_posted` sets it to one more if the endpoint refuses the whole next
+            // batch. So it counts only consecutive batches, and a step without a batch resets it.
             let refused_batches = std::mem::take(&mut this.refused_batches);
             if this.queue.front().is_none() {
                 continue;
@@ -448,7 +450,7 @@ impl Engine {
             self.return_refused_credit(rail, accepted);
         }
         let mut left = accepted;
-        let mut cut = None;
+        let mut cut_at = None;
         let now = self.now();
         for index in 0..self.rails[rail].batch_runs.len() {
             let run = self.rails[rail].batch_runs[index];
@@ -469,24 +471,27 @@ impl Engine {
             // A batch may have several runs of one operation, in order: the first refused piece is the next one.
             let share = &mut active.rails[rail];
             share.next = share.next.min(run.first_piece + taken);
-            share.refused_by_endpoint |= cut.is_none() && failure.is_none();
+            // The endpoint has refused only the first run that is cut, and only if no request failed: it has not looked
+            // at the runs behind.
+            share.refused_by_endpoint |= cut_at.is_none() && failure.is_none();
             self.queue(run.op);
-            cut.get_or_insert(index);
+            cut_at.get_or_insert(index);
             if let Some(status) = failure.take() {
                 self.handle.counts[rail].completed(0, 1);
                 self.fail_with(run.op, rail, status);
             }
         }
-        if let Some(cut) = cut {
-            self.record_backpressure(rail, cut, accepted);
-            self.reorder_after_cut(rail, cut);
+        if let Some(cut_at) = cut_at {
+            self.record_backpressure(rail, cut_at, accepted);
+            self.reorder_after_cut(rail, cut_at);
         }
     }
 
     #[cold]
-    fn record_backpressure(&mut self, rail: usize, cut: usize, accepted: u32) {
+    fn record_backpressure(&mut self, rail: usize, cut_at: usize, accepted: u32) {
         let offered: u32 = self.rails[rail].batch_runs.iter().map(|run| run.count).sum();
-        let op = self.active[self.rails[rail].batch_runs[cut].op as usize].as_ref().map(|active| active.id);
+        let op =
+            self.active[self.rails[rail].batch_runs[cut_at].op as usize].as_ref().map(|active| active.id);
         // The engine offers a full peer the same requests again and again: this makes one record.
         let was_logged = std::mem::replace(&mut self.rails[rail].backpressure_logged, accepted == 0);
         if let Some(op) = op.filter(|_| !was_logged) {
@@ -498,21 +503,21 @@ impl Engine {
     /// Orders a rail's queue after a batch that the endpoint cut short. The operations behind the cut come first, in
     /// the same order. The operation at the cut comes last: its peer's queue is full, and other peers' may not be.
     #[cold]
-    fn reorder_after_cut(&mut self, rail: usize, cut: usize) {
+    fn reorder_after_cut(&mut self, rail: usize, cut_at: usize) {
         let Rail { queue, batch_runs, .. } = &mut self.rails[rail];
         let link = |run: &Run| self.active[run.op as usize].as_ref().map(|active| active.link);
-        for run in batch_runs[cut + 1..].iter().rev() {
+        for run in batch_runs[cut_at + 1..].iter().rev() {
             if let Some(link) = link(run) {
                 queue.move_to_front(link, run.op);
             }
         }
-        if let Some(link) = link(&batch_runs[cut]) {
-            queue.move_to_back(link, batch_runs[cut].op);
+        if let Some(link) = link(&batch_runs[cut_at]) {
+            queue.move_to_back(link, batch_runs[cut_at].op);
         }
     }
 
-    /// Evicts the requests in flight on a rail that has had no room for too long, and pauses their peers until they
-    /// respond. Returns true if the rail has room now.
+    /// Removes the requests in flight from the send window of a rail that has had no room for too long. Pauses their
+    /// peers until they respond. Returns true if the rail has room now.
     #[cold]
     fn evict_unresponsive(&mut self, rail: usize) -> bool {
         let (now, ended) = (self.now(), self.handle.counts[rail].ended());
@@ -530,8 +535,8 @@ impl Engine {
 
     // ---- credit of peers' grants ----
     //
-    // Most peers grant without limit, or more than an operation needs. Such an operation takes no credit, and nothing
-    // below runs for its requests.
+    // Most peers grant without limit. An operation to such a peer takes no credit, and nothing below runs for its
+    // requests.
 
     /// Removes the front operation from a rail's queue until its peer grants more: other operations go on.
     #[cold]
@@ -616,13 +621,13 @@ impl Engine {
         self.retry_waiting(link);
     }
 
-    /// Grants a peer more, after the arrivals that this engine has taken out of its completion queues.
+    /// Renews a peer's grant by the arrivals that this engine has polled since the last grant.
     #[cold]
     pub(super) fn renew_grant(&mut self, link: u32) {
         let Some(Some(state)) = self.links.get_mut(link as usize) else { return };
         let peer = Arc::clone(&state.peer);
         let [imms, messages] = std::mem::take(&mut state.arrivals);
-        let announce = |allowance| peer.context.grant_renewed(self.handle.transport, allowance);
+        let announce = |grant| peer.context.grant_renewed(self.handle.transport, grant);
         match self.handle.receiver_credits.renew(peer.grantee(), imms, messages, announce) {
             Ok(grant) => state.renew_after = grant.renew_after,
             Err(error) => peer.context.failed(error),

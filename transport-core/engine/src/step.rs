@@ -34,7 +34,7 @@ const CLOSE_LIMIT: Duration = Duration::from_secs(1);
 const CLOSE_SPIN: Duration = Duration::from_micros(100);
 
 /// The engine looks for stalled operations at most this many times per `stall_after`. This bounds the cost while many
-/// operations start and end. A stall is found late by up to one part in this many.
+/// operations start and end. So the engine reports a stall up to an eighth of `stall_after` late.
 const STALL_CHECKS: u32 = 8;
 
 /// What a step did.
@@ -58,13 +58,13 @@ pub struct Engine {
     pub(super) active: Vec<Option<ActiveOp>>,
     /// The number of operations in `active`.
     pub(super) running: usize,
-    /// Requests that [`Engine::post_at_once`] has posted since the last step. The next step adds them to its report.
+    /// Requests that `Engine::post_at_once` has posted since the last step. The next step adds them to its report.
     pub(super) posted_at_once: usize,
-    /// The links, by their index.
+    /// The links, by their index (`Link::index`).
     pub(super) links: Vec<Option<LinkState>>,
-    /// The link of each peer whose link has not failed.
+    /// The index of the link of each peer whose link has not failed.
     pub(super) link_of: HashMap<PeerId, u32>,
-    /// The link by `[rail][slot]`.
+    /// The index of the link that has a slot, by `[rail][slot]`.
     pub(super) slot_links: Vec<Vec<Option<u32>>>,
     /// Events of peers whose `Link` command is still in its queue.
     pub(super) early_events: EarlyEvents,
@@ -91,8 +91,8 @@ pub struct Engine {
     /// Whether the last record is [`TraceEvent::Parked`].
     pub(super) last_record_is_parked: bool,
     pub(super) recent_failures: RecentFailures,
-    /// Whether an imm must wait for a flush of the other rails: the engine has devices whose completions cover their
-    /// own rail alone ([`DeliveredScope::Device`]).
+    /// Whether an imm must wait for a flush of the other rails: a completion of one rail says nothing about bytes that
+    /// another rail has written ([`DeliveredScope::Device`]).
     pub(super) needs_flushes: bool,
     /// Allocations for [`ActiveOp::rails`], to be reused.
     pub(super) spare_rails: Vec<Vec<ActiveRail>>,
@@ -182,6 +182,7 @@ impl Engine {
         self.step_time = None;
         let mut events = self.take_commands();
         let (posted, untried_rails) = self.post();
+        // A rail with untried operations counts as an event, so that the worker does not sleep.
         events += posted + untried_rails + self.poll_rails();
         let has_polled_work = self.has_polled_work();
         if has_polled_work {
@@ -210,7 +211,7 @@ impl Engine {
     }
 
     /// Whether the engine has work that no event announces: it checks revocations, drains and triggers in each step.
-    /// Usually there is none, which one branch finds out.
+    /// Usually there is none. The bitwise or makes this one branch.
     #[inline]
     fn has_polled_work(&self) -> bool {
         self.revocations.len() | self.drains.len() | self.waiting_for_trigger.len() != 0
@@ -230,12 +231,13 @@ impl Engine {
 
     // ---- idling and closing ----
 
-    /// How long a worker that has been idle for `idle` may sleep: until something is due, and only briefly while
-    /// something may happen that wakes no thread. `None` is without limit.
+    /// How long a worker that has been idle for `idle` may sleep: until something is due, and only briefly while the
+    /// engine waits for something that wakes no thread. `None` means no limit.
     pub fn sleep_limit(&self, can_be_woken: bool, idle: Duration) -> Option<Duration> {
         let idle_backoff = self.rails.iter().map(|rail| rail.domain.capabilities().idle_backoff).min();
+        // The rule is at `Capabilities::idle_backoff`.
         let backoff = idle_backoff.map(|it| (idle / 8).min(it * (self.rails.len() as u32 + 15) / 16));
-        // No event tells that a peer has left a region that is being revoked. If no operation waits for the
+        // No event tells that a peer no longer accesses a region that is being revoked. If no operation waits for the
         // revocation, only this side uses the region, and the end of the last use wakes the worker.
         let poll_again = if can_be_woken && self.revocations.awaited() == 0 { None } else { backoff };
         // No event tells that a trigger is due.
@@ -325,8 +327,8 @@ impl Engine {
         self.activate(submission, true);
     }
 
-    /// Takes the queued commands; returns their number. `may_post_at_once` says whether the engine may post an operation
-    /// at once if no other one is queued.
+    /// Takes the queued commands; returns their number. With `may_post_at_once`, the engine posts an operation at once
+    /// if no other command is queued.
     fn take_queued(&mut self, may_post_at_once: bool) -> usize {
         // Controls first: the engine must know a link before its first operation.
         let mut taken = self.take_controls();
@@ -447,7 +449,7 @@ impl Engine {
         }
     }
 
-    /// Starts to wait until the operations of `peer` have ended that are under way now.
+    /// Adds a drain: `done` gets its result once the operations of `peer` that are under way now have ended.
     fn drain(&mut self, peer: PeerId, deadline: Time, done: DrainReply) {
         // Controls overtake submissions. So the engine first activates the operations that were submitted before.
         for _ in 0..self.handle.submissions.len() {
@@ -490,6 +492,7 @@ impl Engine {
         let trigger = active.trigger.take();
         let link = &active.peer.links[self.handle.group];
         link.backlog.add(active.work.weight());
+        // The peer may have changed its grant since the operation was activated.
         active.takes_credit = active.work.takes_credit(&link.credit);
         active.last_progress = now;
         // The remote region may have been revoked since the operation was submitted.
@@ -517,7 +520,7 @@ impl Engine {
         self.next_stall_check = self.next_stall_check.min(now.after(self.handle.stall_monitor.stall_after));
     }
 
-    /// Cancels all checks of operations. Called when the last operation has ended.
+    /// Clears the times of all checks of operations. Called when the last operation has ended.
     #[inline]
     pub(super) fn clear_checks(&mut self) {
         if self.revocations.awaited() == 0 && self.drains.is_empty() {
@@ -589,7 +592,7 @@ impl Engine {
     }
 
     /// Ends the operations and receives that use the region of a revocation. If a waker of the user panics, the next
-    /// step ends the others.
+    /// step continues with the remaining operations and receives.
     fn stop_users(&mut self, index: usize) {
         let region = Arc::clone(&self.revocations.get(index).region);
         for op in 0..self.active.len() as u32 {

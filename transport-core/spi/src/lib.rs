@@ -15,7 +15,8 @@
 //!   may write at the same time. [`Flushes`] make bytes visible that a device has written.
 //! - [`Clock`] is where time comes from, [`Error`] what every call may return.
 //! - [`WakeupPipe`] wakes a thread that sleeps. A [`Signal`] is a word in memory that a GPU or a thread waits for.
-//! - [`StagingPolicy`] says when bytes go through staging buffers. [`staging`] is the protocol of the slots of such buffers.
+//! - [`StagingPolicy`] says when bytes go through staging buffers. [`staging`] is the protocol of the slots of such
+//!   buffers.
 //!
 //! ```
 //! use multirail_spi::{Access, HostBuffer, Memory};

@@ -17,9 +17,9 @@ pub struct Link {
     pub engine: Arc<EngineHandle>,
     /// The engine's index of the link.
     pub index: u32,
-    /// The pair that each rail of the engine sends over. `None` if the rail is not paired.
+    /// The rail pair that each rail of the engine sends over. `None` if the rail is not paired.
     pub rails: Vec<Option<PairedRail>>,
-    /// Pairs that only receive, with the engine's rail.
+    /// Rail pairs that only receive, with the engine's rail.
     pub receiving: Vec<(usize, PairedRail)>,
     /// Why this transport does not reach the peer. Then all `rails` are `None`.
     pub refused: Option<String>,
@@ -35,7 +35,7 @@ pub struct Link {
     pub backlog: CachePadded<Backlog>,
 }
 
-/// A local rail that is paired with a rail of the peer.
+/// A rail pair: a local rail that is paired with a rail of the peer.
 pub struct PairedRail {
     pub domain: Arc<dyn Domain>,
     pub slot: PeerSlot,
@@ -49,9 +49,10 @@ pub struct PairedRail {
     pub renewals: Renewals,
 }
 
-/// The state of a slot's renewals: twice the number of renewals under way, and 1 more once the slot is to be
-/// disconnected. In that case the last renewal disconnects the slot. Otherwise the slot could be another peer's before
-/// the renewals end.
+/// The renewals of a slot that are under way, and whether the slot is to be disconnected once they have ended. Without
+/// this the slot could be another peer's before the renewals end.
+///
+/// The value is twice the number of renewals under way, plus `DISCONNECT`.
 #[derive(Default)]
 pub struct Renewals(AtomicU32);
 
@@ -69,7 +70,7 @@ pub struct CheckedRange {
 }
 
 impl PairedRail {
-    /// Runs `renew` while the slot stays this peer's.
+    /// Runs `renew`, and keeps the slot from being disconnected meanwhile.
     ///
     /// # Errors
     /// `Closed` if the peer is gone, and the errors of `renew`.
@@ -109,7 +110,7 @@ impl Link {
         self.refused.is_none()
     }
 
-    /// All pairs, with the engine's rail.
+    /// All rail pairs, with the engine's rail.
     pub fn pairs(&self) -> impl Iterator<Item = (usize, &PairedRail)> {
         let sending = self.rails.iter().enumerate().filter_map(|(rail, pair)| Some((rail, pair.as_ref()?)));
         sending.chain(self.receiving.iter().map(|(rail, pair)| (*rail, pair)))
@@ -221,7 +222,7 @@ impl Link {
         remote: &'a RemoteInner,
         span: CheckedRange,
     ) -> Option<&'a DirectPath> {
-        // The mask of device memory has all bits set: then the length exceeds every maximum.
+        // `device_memory_mask` is all ones for device memory. So the limit refuses it, without a branch of its own.
         self.direct_path(remote, span.len | region.device_memory_mask)
     }
 

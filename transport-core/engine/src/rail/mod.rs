@@ -50,7 +50,7 @@ pub struct Rail {
     pub(crate) queue_full_logged: bool,
     /// The endpoint accepted nothing of the previous batch: the engine records this once, not per batch.
     pub(crate) backpressure_logged: bool,
-    /// Consecutive batches of which the endpoint accepted nothing.
+    /// The number of consecutive batches of which the endpoint accepted nothing.
     pub(crate) refused_batches: usize,
     /// The most bytes in a batch. A device that moves bytes by itself counts none of them.
     pub(crate) batch_bytes: u64,

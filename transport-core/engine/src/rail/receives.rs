@@ -16,7 +16,11 @@ pub(crate) const RECEIVE_RAIL: usize = 0;
 /// Who gets the message of a receive.
 enum Recipient {
     Op(OpId),
-    Pool { part: Arc<PoolPart>, buffer: u32 },
+    /// `part`: the pool's buffers of this engine.
+    Pool {
+        part: Arc<PoolPart>,
+        buffer: u32,
+    },
 }
 
 struct Receive {
@@ -40,7 +44,7 @@ pub(crate) struct Receives {
     next_id: u64,
     /// All pools that have had a buffer here. The engine closes them when it closes.
     pools: Vec<Weak<PoolPart>>,
-    /// Messages that arrived for pools that were dropped, from devices that cannot cancel a receive. The next receive
+    /// Messages that arrived for pools that were dropped, on a device that cannot cancel a receive. The next receive
     /// takes the oldest of them.
     unclaimed: VecDeque<Message>,
     /// Why the engine posts no more receives.
@@ -231,6 +235,8 @@ impl Receives {
         self.closed.get_or_insert_with(|| error.clone());
         self.end_unposted(handle, error);
         for (id, receive) in &mut self.receives {
+            // A device that cannot cancel the receive keeps it until a message arrives or the endpoint is closed. So
+            // the engine does not wait for it.
             receive.posted &= rails[RECEIVE_RAIL].endpoint.cancel_recv(*id);
         }
     }
