@@ -8,7 +8,7 @@ use limit::Limit;
 use rustix::process::{Pid, Signal};
 
 use crate::files;
-use crate::side::{LIMIT, StormProcess, children, processes_of, signal};
+use crate::side::{LIMIT, StormProcess, children, processes_of, runs, signal};
 
 /// The transport of a round.
 #[derive(Debug, Clone)]
@@ -220,7 +220,9 @@ impl Round {
         let mut bench = self.start("bench", multirail, &words, place)?;
         std::thread::sleep(self.after);
         let parent = bench.pid();
-        let child = children(parent).first().copied().filter(|_| self.target == FaultTarget::Server);
+        // Over cards a script starts the bench, and has children of its own before it.
+        let has_started = runs(parent, multirail) && self.target == FaultTarget::Server;
+        let child = children(parent).first().copied().filter(|_| has_started);
         let target = child.unwrap_or(parent);
         let by = if child.is_some() { None } else { self.allowed_signal(self.target) };
         match self.fault {

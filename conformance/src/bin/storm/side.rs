@@ -116,6 +116,12 @@ pub fn signal(process: Pid, signal: Signal) {
     let _ = kill_process(process, signal);
 }
 
+/// Whether a process runs `program`, or a copy of it with the same file name: no script that is yet to start it.
+pub fn runs(process: Pid, program: &Path) -> bool {
+    let path = std::fs::read_link(format!("/proc/{}/exe", process.as_raw_nonzero()));
+    path.is_ok_and(|path| path.file_name() == program.file_name())
+}
+
 /// The children of a process.
 pub fn children(process: Pid) -> Vec<Pid> {
     let path = format!("/proc/{0}/task/{0}/children", process.as_raw_nonzero());
