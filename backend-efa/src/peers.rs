@@ -11,7 +11,7 @@ use multirail_spi::{Error, ErrorKind, PeerSlot, Result, SlotTable, claim_slot};
 use crate::address_vector::AddressVector;
 use crate::library::Info;
 use crate::tag::PeerTag;
-use slot::{ConnectedPeer, Slot};
+use slot::{ConnectedPeer, SlotState};
 pub(crate) use slot::{Destination, EmptyWriteTarget, RemoteAddress, SlotView};
 use table::{OpenEndpoint, PeerTable};
 
@@ -59,7 +59,7 @@ impl Peers {
     pub(crate) fn reserve(&self) -> Result<(PeerSlot, Vec<u8>)> {
         let mut table = self.lock();
         let (endpoint, address) = table.newest()?;
-        let index = claim_slot(&mut table.slots, |slot| matches!(slot, Slot::Free));
+        let index = claim_slot(&mut table.slots, |slot| matches!(slot, SlotState::Free));
         if index == PeerTag::SLOTS as usize {
             table.slots.pop();
             return Err(Error::new(ErrorKind::Exhausted, "connect", "every peer slot is taken"));
@@ -68,7 +68,7 @@ impl Peers {
             Some(tag) => *tag = tag.next(),
             None => table.peer_tags.push(PeerTag::first(index as u32)),
         }
-        table.slots[index] = Slot::Offered(endpoint);
+        table.slots[index] = SlotState::Offered(endpoint);
         Ok((PeerSlot(index as u32), address))
     }
 
@@ -88,12 +88,12 @@ impl Peers {
     pub(crate) fn complete(&self, slot: PeerSlot, remote: RemoteAddress) -> Result<()> {
         let table = self.lock();
         let mut table = self.wait_for_others(table, slot, &remote)?;
-        let Some(Slot::Offered(endpoint)) = table.slots.get(slot.0 as usize) else {
+        let Some(SlotState::Offered(endpoint)) = table.slots.get(slot.0 as usize) else {
             return Err(Error::new(ErrorKind::Closed, "connect", "the connection ended before it was made"));
         };
         let endpoint = *endpoint;
         let peer = table.insert_peer(slot, endpoint, remote)?;
-        table.slots[slot.0 as usize] = Slot::Up(peer);
+        table.slots[slot.0 as usize] = SlotState::Up(peer);
         self.mark_changed();
         Ok(())
     }
@@ -139,7 +139,7 @@ impl Peers {
             return Err(address_taken());
         }
         // The peer may have left in the meantime.
-        let Some(Slot::Up(ConnectedPeer { endpoint, relocations, .. })) = table.slots.get(slot.0 as usize)
+        let Some(SlotState::Up(ConnectedPeer { endpoint, relocations, .. })) = table.slots.get(slot.0 as usize)
         else {
             return Ok(());
         };
@@ -149,7 +149,7 @@ impl Peers {
             return Err(Error::new(ErrorKind::Protocol, "renew a connection", why));
         }
         let peer = table.insert_peer(slot, endpoint, remote)?;
-        table.slots[slot.0 as usize] = Slot::Up(ConnectedPeer { relocations, ..peer });
+        table.slots[slot.0 as usize] = SlotState::Up(ConnectedPeer { relocations, ..peer });
         self.mark_changed();
         Ok(())
     }
@@ -159,7 +159,7 @@ impl Peers {
         let table = self.lock();
         let (newest, address) = table.newest().ok()?;
         match table.slots.get(slot.0 as usize) {
-            Some(Slot::Up(peer)) if peer.endpoint != newest => Some(address),
+            Some(SlotState::Up(peer)) if peer.endpoint != newest => Some(address),
             _ => None,
         }
     }
@@ -175,7 +175,7 @@ impl Peers {
         else {
             return;
         };
-        if let Some(Slot::Up(peer)) = table.slots.get_mut(slot.0 as usize)
+        if let Some(SlotState::Up(peer)) = table.slots.get_mut(slot.0 as usize)
             && let Some(address) = peer.next_address.take()
         {
             (peer.endpoint, peer.address) = (endpoint, Some(address));
@@ -188,7 +188,7 @@ impl Peers {
     pub(crate) fn open_endpoint(&self, number: u32, address: Vec<u8>, av: &Arc<AddressVector>) -> Result<()> {
         let mut table = self.lock();
         for (slot, state) in (0_u32..).zip(&mut table.slots) {
-            if let Slot::Up(peer) = state {
+            if let SlotState::Up(peer) = state {
                 // Nothing has arrived at the new endpoint yet, so the provider knows no address there.
                 peer.next_address = Some(av.insert(slot, &peer.remote.address, false)?);
             }
@@ -204,7 +204,7 @@ impl Peers {
         self.on_end.notify_all();
         table.endpoints.retain(|endpoint| endpoint.number != number);
         for slot in &mut table.slots {
-            if let Slot::Up(peer) = slot
+            if let SlotState::Up(peer) = slot
                 && peer.endpoint == number
             {
                 peer.address = None;
@@ -218,11 +218,11 @@ impl Peers {
         let mut table = self.lock();
         let Some(state) = table.slots.get_mut(slot.0 as usize) else { return };
         let address = match state {
-            Slot::Offered(_) => None,
-            Slot::Up(peer) => Some(std::mem::take(&mut peer.remote.address)),
-            Slot::Free | Slot::Leaving(_) | Slot::Gone => return,
+            SlotState::Offered(_) => None,
+            SlotState::Up(peer) => Some(std::mem::take(&mut peer.remote.address)),
+            SlotState::Free | SlotState::Leaving(_) | SlotState::Gone => return,
         };
-        *state = Slot::Leaving(address);
+        *state = SlotState::Leaving(address);
         table.endpoints.iter().for_each(|endpoint| endpoint.av.demote(slot.0));
         self.mark_changed();
     }
@@ -232,14 +232,14 @@ impl Peers {
     pub(crate) fn end(&self, slot: PeerSlot, is_pinned: bool) {
         let mut table = self.lock();
         table.endpoints.iter().for_each(|endpoint| endpoint.av.remove(slot.0, is_pinned));
-        table.slots[slot.0 as usize] = Slot::Gone;
+        table.slots[slot.0 as usize] = SlotState::Gone;
         self.on_end.notify_all();
         self.mark_changed();
     }
 
     /// Makes a slot free for the next peer.
     pub(crate) fn free(&self, slot: PeerSlot) {
-        self.lock().slots[slot.0 as usize] = Slot::Free;
+        self.lock().slots[slot.0 as usize] = SlotState::Free;
     }
 
     /// Copies the state of all slots if it has changed since the last call with this `seen`. Returns whether it did.
@@ -251,13 +251,13 @@ impl Peers {
     ) -> bool {
         let Some(table) = self.table.lock_if_changed(seen) else { return false };
         into.clear();
-        into.extend(table.slots.iter().map(Slot::view));
+        into.extend(table.slots.iter().map(SlotState::view));
         peer_tags.clone_from(&table.peer_tags);
         true
     }
 
     pub(crate) fn is_up(&self, slot: PeerSlot) -> bool {
-        matches!(self.lock().slots.get(slot.0 as usize), Some(Slot::Up(_)))
+        matches!(self.lock().slots.get(slot.0 as usize), Some(SlotState::Up(_)))
     }
 
     /// The length of this side's addresses in bytes; `None` if the device is lost.

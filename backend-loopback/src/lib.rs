@@ -15,7 +15,7 @@
 //! | `host`, `offer` | the identity of a host; the bytes that two domains exchange |
 //! | `wakeup` | waking an endpoint |
 //! | `segment` | shared memory: `message_ring`, `lease_table`, `staging_buffer`, and the checks before it is mapped |
-//! | `other_process` | peers in other processes: the server's protocol, `process_vm_writev`, why the kernel refuses it |
+//! | `other_process` | peers in other processes: the server's protocol, `process_vm_writev` and its refusals |
 //! | `status` | the statuses of failures, and their text |
 //! | `inbound`, `regions` | the target's half of a connection; the registered regions |
 //! | `outbound`, `peer_table` | the initiator's half of a connection; the slots of peers |

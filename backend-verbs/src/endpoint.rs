@@ -49,7 +49,7 @@ pub(crate) struct SlotConnection {
 pub(crate) struct VerbsEndpoint {
     pub(crate) links: Vec<SlotConnection>,
     /// Connections that have ended and still have requests posted.
-    ending: Vec<(PeerSlot, Arc<QueuePairs>)>,
+    draining: Vec<(PeerSlot, Arc<QueuePairs>)>,
     /// Slots whose `PeerGone` is reported. They are free once the engine polls again.
     closed: ClosedSlots,
     pub(crate) send_queues: SendQueues,
@@ -83,7 +83,7 @@ impl VerbsEndpoint {
         let depth = shared.capabilities.send_depth;
         Ok(Self {
             links: Vec::new(),
-            ending: Vec::new(),
+            draining: Vec::new(),
             closed: ClosedSlots::default(),
             send_queues: SendQueues::default(),
             receives: Receives::open(&shared.card)?,
@@ -127,7 +127,7 @@ impl VerbsEndpoint {
                     self.send_queues.insert(pair.number(), slot);
                 }
                 pairs.fail();
-                self.ending.push((slot, pairs));
+                self.draining.push((slot, pairs));
             }
         }
         for (index, (link, view)) in self.links.iter_mut().zip(&self.views).enumerate() {
@@ -152,7 +152,7 @@ impl VerbsEndpoint {
             if let Some(old) = std::mem::replace(&mut link.pairs, next) {
                 // Its requests come back as flushed.
                 old.fail();
-                self.ending.push((slot, old));
+                self.draining.push((slot, old));
             }
         }
     }
@@ -160,9 +160,9 @@ impl VerbsEndpoint {
     /// Destroys all queue pairs of the lost device. No slot gets any after that.
     pub(crate) fn destroy_queue_pairs(&mut self) {
         self.shared.peers.lose();
-        // `refresh` moves the queue pairs of links to `ending`, which is then their last holder.
+        // `refresh` moves the queue pairs of links to `draining`, which is then their last holder.
         self.refresh();
-        self.ending.clear();
+        self.draining.clear();
         self.send_queues = SendQueues::default();
     }
 
@@ -177,7 +177,7 @@ impl VerbsEndpoint {
     fn report_closed_peers(&mut self, read: usize) {
         let send_queues = &mut self.send_queues;
         let mut place = 0;
-        self.ending.retain(|(_, pairs)| {
+        self.draining.retain(|(_, pairs)| {
             place += 1;
             if place > read {
                 return true;
@@ -193,7 +193,7 @@ impl VerbsEndpoint {
         for (index, link) in self.links.iter_mut().enumerate() {
             let peer = PeerSlot(index as u32);
             let is_over = || {
-                let has_pairs = self.ending.iter().any(|(slot, _)| *slot == peer);
+                let has_pairs = self.draining.iter().any(|(slot, _)| *slot == peer);
                 !has_pairs && self.replays.iter().all(|request| request.peer != peer)
             };
             if matches!(link.view, SlotView::Leaving) && is_over() {
@@ -330,7 +330,7 @@ impl VerbsEndpoint {
         let entries = std::mem::take(&mut self.entries);
         for entry in entries.iter().take(count.max(0) as usize) {
             match entry.wr_id & RECEIVE {
-                0 => self.ended(entry),
+                0 => self.on_completion(entry),
                 _ => self.received(entry),
             }
         }
@@ -356,7 +356,7 @@ impl VerbsEndpoint {
     }
 
     /// Acts on the completion of one of our requests.
-    fn ended(&mut self, entry: &ib::ibv_wc) {
+    fn on_completion(&mut self, entry: &ib::ibv_wc) {
         // A completion of a queue pair that was dropped.
         let Some(queue) = self.send_queues.get_mut(entry.qp_num) else { return };
         let (waiting, requests) = (&mut self.waiting, &mut self.requests);
@@ -393,7 +393,7 @@ impl VerbsEndpoint {
     /// Marks the connection of `slot` as broken, if the queue pair `number`, which has failed, belongs to it. The peer
     /// then gets the offer of the next connection.
     pub(crate) fn mark_broken(&mut self, slot: PeerSlot, number: Option<u32>) {
-        if self.shared.peers.broke(slot, number) {
+        if self.shared.peers.mark_broken(slot, number) {
             self.waiting.push_back(Event::EndpointChanged);
             // All queue pairs stop before the peer gets the offer: a late packet of this connection must not land on
             // bytes that come over the next one.
@@ -554,14 +554,14 @@ impl Endpoint for VerbsEndpoint {
         }
         self.refresh();
         self.is_changed = false;
-        let stopped = self.ending.len();
+        let stopped = self.draining.len();
         self.drain(into.spare());
         if !self.replays.is_empty() {
             self.replay();
         }
         // A connection is dropped only after all completions that came before its end are read.
         let may_close = self.is_drained || self.is_lost;
-        if may_close && (self.has_leaving || !self.ending.is_empty()) {
+        if may_close && (self.has_leaving || !self.draining.is_empty()) {
             self.refresh();
             self.report_closed_peers(stopped);
         }
@@ -585,7 +585,7 @@ impl Endpoint for VerbsEndpoint {
         // SAFETY: the queue is open.
         let code = unsafe { ib::ibv_req_notify_cq(card.cq.as_ptr(), 0) };
         // The card sends no event for a completion that came before the request for one.
-        let is_idle = code == 0 && !self.drain(CHAIN) && self.waiting.is_empty() && self.ending.is_empty();
+        let is_idle = code == 0 && !self.drain(CHAIN) && self.waiting.is_empty() && self.draining.is_empty();
         // The caller has to poll for the next connection, to post what it holds for that one, and for a `PeerGone` that
         // is due: nothing wakes it for these. A lost device sends no event at all.
         if !is_idle || self.is_changed || self.has_broken || self.has_leaving || self.is_lost {
@@ -629,7 +629,7 @@ impl Drop for VerbsEndpoint {
     fn drop(&mut self) {
         // Destroys the queue pairs: the card touches no memory after that.
         self.links.clear();
-        self.ending.clear();
+        self.draining.clear();
         self.retired.clear();
         self.shared.peers.clear();
         self.shared.closed();

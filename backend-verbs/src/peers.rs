@@ -373,17 +373,17 @@ impl Peers {
     /// Marks the slot's connection as broken: the endpoint gives it up, or its queue pair `number` has failed. That
     /// queue pair may belong to an earlier connection. Returns true if the slot was connected: the peer then gets the
     /// next offer.
-    pub(crate) fn broke(&self, slot: PeerSlot, number: Option<u32>) -> bool {
+    pub(crate) fn mark_broken(&self, slot: PeerSlot, number: Option<u32>) -> bool {
         let mut table = self.lock();
         let Some(SlotState::Up(pairs)) = table.slots.get(slot.0 as usize) else { return false };
         let generation = pairs.connection.generation;
         let is_its = |number| pairs.all().any(|pair| pair.number() == number);
-        let breaks = number.is_none_or(is_its);
-        if breaks {
+        let is_broken = number.is_none_or(is_its);
+        if is_broken {
             table.set(slot, SlotState::Broken { generation, offer: None });
             self.mark_changed();
         }
-        breaks
+        is_broken
     }
 
     pub(crate) fn is_up(&self, slot: PeerSlot) -> bool {

@@ -1,4 +1,4 @@
-//! GPU memory, plain copies, page-locked memory, and comparing bytes on a GPU. Without a GPU each test is skipped, with a
+//! GPU memory, plain copies, page-locked memory, comparing bytes on a GPU. Without a GPU each test is skipped, with a
 //! message.
 
 use std::process::ExitCode;

@@ -13,28 +13,28 @@
 //! all of them have arrived.
 //!
 //! ```
-//! use multirail::{Access, Pages, WriteOptions};
-//! # fn main() -> multirail::Result<()> {
-//! let (here, there) = (multirail::open()?, multirail::open()?);
-//! let (peer, origin) = here.connect_local(&there)?;
-//! let window = there.alloc(8 * 4096, Access::REMOTE_WRITE)?;
-//! there.publish("window", &window)?;
-//! let source = here.alloc(8 * 4096, Access::LOCAL)?;
-//! source.copy_in(4096, &[7; 4096])?;
+//! # pollster::block_on(async {
+//! use multirail::{Access, WriteOptions};
 //!
-//! pollster::block_on(async {
-//!     let remote = peer.region("window").await?;
-//!     let (from, to) = (Pages::new([0, 1, 2]), Pages::new([6, 3, 5]));
-//!     let options = WriteOptions::default().imm(42);
-//!     peer.write_pages_with(&source, &from, &remote, &to, 4096, &options)?.await?;
-//!     origin.imm(42).expect(1).await
-//! })?;
+//! let (prefill, decode) = (multirail::open()?, multirail::open()?);
+//! let (to_decode, from_prefill) = prefill.connect_local(&decode)?; // or listen and connect over TCP
+//! let kv = prefill.alloc(1 << 20, Access::LOCAL)?;
+//! let cache = decode.alloc(1 << 20, Access::REMOTE_WRITE)?;
+//! let remote = to_decode.import(&cache.descriptor())?;
+//! # kv.copy_in(0, &vec![7; 1 << 20])?;
 //!
-//! let mut page = [0; 4096];
-//! window.copy_out(3 * 4096, &mut page)?;
-//! assert_eq!(page, [7; 4096]);
-//! # Ok(())
-//! # }
+//! // Writes pages 3, 1, 2 of `kv` to pages 0, 7, 5 of `cache`, and then sends one imm (32 bits of immediate
+//! // data). `landed` is ready once the imm has arrived, that is, after the last byte.
+//! let landed = from_prefill.imm(42).expect(1);
+//! let imm = WriteOptions::new().imm(42);
+//! to_decode.write_pages_with(&kv, [3, 1, 2], &remote, [0, 7, 5], 64 << 10, &imm)?.await?;
+//! landed.await?;
+//! # let mut page = vec![0; 64 << 10];
+//! # cache.copy_out(7 * page.len(), &mut page)?;
+//! # assert!(page.iter().all(|byte| *byte == 7));
+//! # multirail::Result::Ok(())
+//! # })?;
+//! # multirail::Result::Ok(())
 //! ```
 //!
 //! # Threads

@@ -48,7 +48,7 @@ pub(crate) enum SlotView {
 }
 
 #[derive(Debug, Default)]
-pub(super) enum Slot {
+pub(super) enum SlotState {
     #[default]
     Free,
     /// The slot is offered to a peer, with the address of the endpoint of this number.
@@ -74,7 +74,7 @@ pub(super) struct ConnectedPeer {
     pub(super) relocations: u32,
 }
 
-impl Slot {
+impl SlotState {
     /// The address of the slot's peer, until its last request has ended.
     pub(super) fn address(&self) -> Option<&[u8]> {
         match self {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use multirail_spi::{Error, ErrorKind, PeerSlot, Result};
 
-use super::slot::{ConnectedPeer, RemoteAddress, Slot};
+use super::slot::{ConnectedPeer, RemoteAddress, SlotState};
 use crate::address_vector::AddressVector;
 use crate::tag::PeerTag;
 
@@ -22,7 +22,7 @@ pub(super) struct OpenEndpoint {
 
 #[derive(Default)]
 pub(super) struct PeerTable {
-    pub(super) slots: Vec<Slot>,
+    pub(super) slots: Vec<SlotState>,
     /// The tag of each slot's peer, or of its last one.
     pub(super) peer_tags: Vec<PeerTag>,
     /// The open endpoints, the newest last. There are two while one is replaced.
@@ -41,7 +41,7 @@ impl PeerTable {
     /// connections where both sides have connected to each other. They share the provider's state of the address.
     pub(super) fn is_leaving(&self, address: &[u8]) -> bool {
         let mut owners = self.slots.iter().filter(|slot| slot.address() == Some(address)).peekable();
-        owners.peek().is_some() && !owners.any(Slot::is_up)
+        owners.peek().is_some() && !owners.any(SlotState::is_up)
     }
 
     /// Whether this side still knows another address with the same queue pair. Its peer is gone, and its queue pair's
@@ -50,7 +50,7 @@ impl PeerTable {
     /// The provider finds queue pairs by their numbers. If it removed the older address, it would remove the newer
     /// queue pair, and crash when the newer address is removed later (`efa_conn_release`; 1.17 to 2.5).
     pub(super) fn has_former_owner(&self, address: &[u8]) -> bool {
-        let mut others = self.slots.iter().filter_map(Slot::address).filter(|other| *other != address);
+        let mut others = self.slots.iter().filter_map(SlotState::address).filter(|other| *other != address);
         others.any(|other| other.get(..QUEUE_PAIR_LEN) == address.get(..QUEUE_PAIR_LEN))
     }
 
@@ -59,7 +59,7 @@ impl PeerTable {
     pub(super) fn is_address_taken(&self, slot: PeerSlot, remote: &RemoteAddress) -> bool {
         let others = (0_u32..).zip(&self.slots).filter(|(index, _)| *index != slot.0);
         let mut others = others
-            .filter_map(|(_, other)| if let Slot::Up(peer) = other { Some(&peer.remote) } else { None });
+            .filter_map(|(_, other)| if let SlotState::Up(peer) = other { Some(&peer.remote) } else { None });
         others.any(|other| other.address == remote.address && other.process != remote.process)
     }
 
@@ -95,8 +95,8 @@ mod tests {
 
     #[test]
     fn a_reused_queue_pair_number_is_noticed() {
-        let leaving = |number, key| Slot::Leaving(Some(address(number, key)));
-        let slots = vec![Slot::Free, leaving(1, 10), leaving(2, 10)];
+        let leaving = |number, key| SlotState::Leaving(Some(address(number, key)));
+        let slots = vec![SlotState::Free, leaving(1, 10), leaving(2, 10)];
         let table = PeerTable { slots, ..PeerTable::default() };
         assert!(table.has_former_owner(&address(1, 11)));
         assert!(!table.has_former_owner(&address(1, 10)), "the same queue pair connects again");
@@ -113,15 +113,15 @@ mod tests {
         let up = |remote| {
             let peer =
                 ConnectedPeer { remote, endpoint: 0, address: Some(0), next_address: None, relocations: 0 };
-            Slot::Up(peer)
+            SlotState::Up(peer)
         };
-        let mut table = PeerTable { slots: vec![up(at(1, 7)), Slot::Offered(0)], ..PeerTable::default() };
+        let mut table = PeerTable { slots: vec![up(at(1, 7)), SlotState::Offered(0)], ..PeerTable::default() };
         let slot = PeerSlot(1);
         assert!(table.is_address_taken(slot, &at(1, 8)));
         assert!(!table.is_address_taken(slot, &at(1, 7)), "both sides have connected");
         assert!(!table.is_address_taken(slot, &at(2, 8)));
         assert!(!table.is_address_taken(PeerSlot(0), &at(1, 8)), "it is the slot's own address");
-        table.slots[0] = Slot::Leaving(Some(address(1, 10)));
+        table.slots[0] = SlotState::Leaving(Some(address(1, 10)));
         assert!(!table.is_address_taken(slot, &at(1, 8)), "the former peer is gone");
     }
 }

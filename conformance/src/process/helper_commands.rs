@@ -3,7 +3,7 @@
 //! | command | response |
 //! |---|---|
 //! | `open`, `open-default`, `close` | |
-//! | `open-multi LABELS BYTES IMMS MESSAGES` | opens a fabric with these transports, in groups, that grants its peers these windows |
+//! | `open-multi LABELS BYTES IMMS MESSAGES` | opens a fabric with these transports in groups, which grants these windows |
 //! | `listen` | the address |
 //! | `accept`, `connect ADDRESS` | the peer's incarnation |
 //! | `alloc NAME LEN SEED` | allocates, fills and publishes a region |

@@ -26,8 +26,8 @@ const WRITES_TO_FROZEN: usize = 32;
 /// The number of outstanding writes to the other peer.
 const AT_ONCE: usize = 4;
 const IMM: u32 = 7;
-/// A backend that can tear down requests does so within this time, on an idle machine. The trial does not wait longer on a
-/// busy one: a backend that cannot do so closes its endpoint after a time of its own, and loses the device.
+/// A backend that can tear down requests does so within this time, on an idle machine. The trial does not wait longer
+/// on a busy one: a backend that cannot do so closes its endpoint after a time of its own, and loses the device.
 const TEARDOWN_LIMIT: Duration = Duration::from_secs(5);
 
 fn meet(context: &TrialContext, fabric: &Fabric, seed: u64) -> TestResult<(HelperProcess, Peer)> {

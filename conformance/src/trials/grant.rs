@@ -74,7 +74,7 @@ fn step_initiator_only(pair: &SimPair) {
 
 /// Runs turns of `a` alone until `wanted` of `ops` have completed, then more turns for those that should not complete.
 /// Returns how many completed. The turns that one needs depend on the device: a GPU copies in real time.
-fn completed_by_initiator_only(pair: &Pair, ops: &mut Vec<Op>, wanted: usize) -> TestResult<usize> {
+fn completed_by_initiator_only(pair: &SimPair, ops: &mut Vec<Op>, wanted: usize) -> TestResult<usize> {
     let (start, mut completed) = (Instant::now(), 0);
     while completed < wanted && start.elapsed() < LIMIT {
         step_initiator_only(pair);

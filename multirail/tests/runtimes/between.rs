@@ -1,4 +1,4 @@
-//! Between two processes: no late byte lands, on whichever side the operation ends, and a blocked runtime loses no peer.
+//! Two processes: no late byte lands, on whichever side the operation ends, and a blocked runtime loses no peer.
 #![cfg(target_os = "linux")]
 
 use std::time::Duration;

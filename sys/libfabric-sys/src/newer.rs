@@ -1,5 +1,5 @@
-//! Additions of versions after 1.17, from whose headers all other types are generated. A library uses an addition only if
-//! the program asked for the interface of that version (`fi_getinfo`).
+//! Additions of versions after 1.17, from whose headers all other types are generated. A library uses an addition only
+//! if the program asked for the interface of that version (`fi_getinfo`).
 
 use core::ffi::{c_int, c_void};
 

@@ -232,7 +232,8 @@ macro_rules! inline_call {
         /// valid for as long as that page says.
         #[inline]
         pub unsafe fn $name($object: *mut $kind $(, $arg: $type)*) -> c_int {
-            // SAFETY: an open object has a device, whose table lives as long as the object; the caller upholds the rest.
+            // SAFETY: an open object has a device, whose table lives as long as the object; the caller upholds the
+            // rest.
             unsafe {
                 match (*(*$object).context).ops.$entry {
                     Some(entry) => entry($object $(, $arg)*),

@@ -129,7 +129,7 @@ pub struct PageLayout {
 }
 
 impl PageLayout {
-    /// Pages at `offset + index * stride` bytes. The caller has checked that the page of the largest index is in bounds.
+    /// Pages at `offset + index * stride` bytes. The caller has checked that the largest index is in bounds.
     #[inline]
     pub fn new(indices: Arc<[u32]>, stride: u64, offset: u64) -> Self {
         Self { indices, stride, offset }

@@ -30,7 +30,7 @@ impl std::fmt::Display for OpId {
 }
 
 impl OpId {
-    /// Slot and generation in one word, for the flight recorder.
+    /// TableSlot and generation in one word, for the flight recorder.
     pub(crate) fn word(self) -> u64 {
         u64::from(self.generation) << 32 | u64::from(self.index)
     }
@@ -51,7 +51,7 @@ const RELEASED: u64 = 4;
 /// Generations start above the flags.
 const GENERATION_SHIFT: u32 = 32;
 
-struct Slot {
+struct TableSlot {
     /// `generation << 32 | flags`.
     state: AtomicU64,
     waker: WakerCell,
@@ -60,7 +60,7 @@ struct Slot {
 
 /// All slots of an engine.
 pub struct OpTable {
-    slots: Box<[Slot]>,
+    slots: Box<[TableSlot]>,
     free: ArrayQueue<u32>,
 }
 
@@ -78,7 +78,7 @@ impl OpTable {
         let slots = (0..capacity)
             .map(|index| {
                 let _ = free.push(index as u32);
-                Slot { state: AtomicU64::new(0), waker: WakerCell::new(), result: UnsafeCell::new(None) }
+                TableSlot { state: AtomicU64::new(0), waker: WakerCell::new(), result: UnsafeCell::new(None) }
             })
             .collect();
         Self { slots, free }
@@ -217,7 +217,7 @@ impl OpTable {
         debug_assert!(pushed.is_ok(), "a slot was freed twice");
     }
 
-    fn slot(&self, id: OpId) -> &Slot {
+    fn slot(&self, id: OpId) -> &TableSlot {
         let slot = &self.slots[id.index as usize];
         debug_assert_eq!(
             (slot.state.load(Relaxed) >> GENERATION_SHIFT) as u32,

@@ -63,8 +63,8 @@ impl<T> Default for StagedWorkQueue<T> {
 }
 
 impl<T> StagedWorkQueue<T> {
-    /// Adds a work request. `needs_empty_slot` is true if its imm is sent by a slot, or if it takes a slot although it has
-    /// no bytes.
+    /// Adds a work request. `needs_empty_slot` is true if its imm is sent by a slot, or if it takes a slot although it
+    /// has no bytes.
     pub fn push(&mut self, posted: &WorkRequest, extra: T, needs_empty_slot: bool) {
         self.queue.push_back(StagedWork {
             posted: *posted,
