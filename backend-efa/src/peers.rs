@@ -139,7 +139,8 @@ impl Peers {
             return Err(address_taken());
         }
         // The peer may have left in the meantime.
-        let Some(SlotState::Up(ConnectedPeer { endpoint, relocations, .. })) = table.slots.get(slot.0 as usize)
+        let Some(SlotState::Up(ConnectedPeer { endpoint, relocations, .. })) =
+            table.slots.get(slot.0 as usize)
         else {
             return Ok(());
         };

@@ -53,7 +53,7 @@ pub(crate) struct Options<'a> {
     pub max_operations: usize,
     pub deadline: Duration,
     pub token: Option<Token>,
-    pub admission: Option<Arc<dyn GrantPolicy>>,
+    pub grant_policy: Option<Arc<dyn GrantPolicy>>,
     /// True if each read of the clock moves the clock: for waits during which nothing else moves it.
     pub ticking: bool,
 }
@@ -71,9 +71,19 @@ impl Clock for TickingClock {
 impl Default for Options<'_> {
     fn default() -> Self {
         let (max_operations, deadline) = (1024, Duration::from_secs(3600));
-        let (labels, token, admission, ticking) = (&[LABEL][..], None, None, false);
+        let (labels, token, grant_policy, ticking) = (&[LABEL][..], None, None, false);
         let (rails, variant, group_per_rail) = (None, None, false);
-        Self { labels, rails, group_per_rail, variant, max_operations, deadline, token, admission, ticking }
+        Self {
+            labels,
+            rails,
+            group_per_rail,
+            variant,
+            max_operations,
+            deadline,
+            token,
+            grant_policy,
+            ticking,
+        }
     }
 }
 
@@ -102,8 +112,8 @@ pub(crate) fn builder(context: &TrialContext, options: &Options<'_>) -> TestResu
     if let Some(token) = &options.token {
         builder = builder.token(token.clone());
     }
-    if let Some(admission) = &options.admission {
-        builder = builder.grant_policy(Arc::clone(admission));
+    if let Some(policy) = &options.grant_policy {
+        builder = builder.grant_policy(Arc::clone(policy));
     }
     Ok(builder)
 }

@@ -32,9 +32,9 @@
 //! # let mut page = vec![0; 64 << 10];
 //! # cache.copy_out(7 * page.len(), &mut page)?;
 //! # assert!(page.iter().all(|byte| *byte == 7));
-//! # multirail::Result::Ok(())
+//! # Ok::<(), multirail::Error>(())
 //! # })?;
-//! # multirail::Result::Ok(())
+//! # Ok::<(), multirail::Error>(())
 //! ```
 //!
 //! # Threads

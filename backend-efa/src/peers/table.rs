@@ -115,7 +115,8 @@ mod tests {
                 ConnectedPeer { remote, endpoint: 0, address: Some(0), next_address: None, relocations: 0 };
             SlotState::Up(peer)
         };
-        let mut table = PeerTable { slots: vec![up(at(1, 7)), SlotState::Offered(0)], ..PeerTable::default() };
+        let mut table =
+            PeerTable { slots: vec![up(at(1, 7)), SlotState::Offered(0)], ..PeerTable::default() };
         let slot = PeerSlot(1);
         assert!(table.is_address_taken(slot, &at(1, 8)));
         assert!(!table.is_address_taken(slot, &at(1, 7)), "both sides have connected");

@@ -68,7 +68,7 @@ pub(crate) fn multi_transport_fabric(
         labels,
         rails: Some(2),
         group_per_rail: true,
-        admission: Some(Arc::new(Fixed(windows))),
+        grant_policy: Some(Arc::new(Fixed(windows))),
         ..Options::default()
     };
     Ok(on_own_side(context, workers_of(context, options)?.open()?))

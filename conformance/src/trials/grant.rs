@@ -60,7 +60,7 @@ pub(super) const ALL: u64 = u64::MAX;
 /// A pair whose target grants the windows of `grant`.
 #[track_caller]
 pub(super) fn pair_of(context: &TrialContext, grant: &Arc<AdjustableGrant>) -> TestResult<SimPair> {
-    let theirs = Options { admission: Some(grant.clone()), ..Options::default() };
+    let theirs = Options { grant_policy: Some(grant.clone()), ..Options::default() };
     SimHarness::new(context).pair_of(&Options::default(), &theirs)
 }
 

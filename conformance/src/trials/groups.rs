@@ -51,9 +51,9 @@ const THEIRS: &[&str] = &["three", LABEL];
 fn open(
     sim: &SimHarness,
     labels: &[&str],
-    admission: Option<Arc<dyn GrantPolicy>>,
+    grant_policy: Option<Arc<dyn GrantPolicy>>,
 ) -> TestResult<TrialFabric> {
-    sim.open(&Options { labels, rails: Some(2), group_per_rail: true, admission, ..Options::default() })
+    sim.open(&Options { labels, rails: Some(2), group_per_rail: true, grant_policy, ..Options::default() })
 }
 
 /// A pair that shares the last transport of each side only. Both sides grant the windows of `grant`.

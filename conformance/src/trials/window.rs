@@ -19,7 +19,7 @@ fn bytes_are_bounded(context: &TrialContext) -> TestResult {
     let grant = AdjustableGrant::new([3 * PAGE as u64 + 100, ALL, ALL]);
     // Rail groups share the window. Here one group has all of it.
     let ours = Options { rails: Some(16), ..Options::default() };
-    let theirs = Options { admission: Some(grant.clone()), rails: Some(16), ..Options::default() };
+    let theirs = Options { grant_policy: Some(grant.clone()), rails: Some(16), ..Options::default() };
     let pair = SimHarness::new(context).pair_of(&ours, &theirs)?;
     let src = CheckedRegion::new(&pair.a, 16 * PAGE, Access::LOCAL, context.seed)?;
     let mut dst = CheckedRegion::new(&pair.b, 16 * PAGE, FULL_ACCESS, context.seed + 1)?;
