@@ -252,15 +252,15 @@ impl Peer {
     /// What this side has granted the peer, by the transport's label.
     pub(crate) fn grants(&self) -> impl Iterator<Item = (&str, WireGrant)> {
         let up = self.0.first_links().filter(|link| link.is_up());
-        up.filter_map(|link| Some((&*link.label, link.engine.receiver_credits.state(self.0.id)?.allowance)))
+        up.filter_map(|link| Some((&*link.label, link.engine.receiver_credits.state(self.0.id)?.grant)))
     }
 
     /// Tells the peer what it may send over one transport.
-    pub(crate) fn announce_grant(&self, transport: TransportIndex, allowance: WireGrant) {
+    pub(crate) fn announce_grant(&self, transport: TransportIndex, grant: WireGrant) {
         let label = &self.0.first_link_of(transport).label;
-        self.0.context.session.grant(label, allowance);
+        self.0.context.session.grant(label, grant);
         if let Some(other) = self.in_process_peer()
-            && let Err(error) = other.note_grant(label, &allowance)
+            && let Err(error) = other.note_grant(label, &grant)
         {
             tracing::error!(%error, "a peer in this process refused a grant");
         }
@@ -291,12 +291,12 @@ impl Peer {
     }
 
     /// Notes what the peer allows this side to send.
-    pub(crate) fn note_grant(&self, label: &str, allowance: &WireGrant) -> Result<()> {
+    pub(crate) fn note_grant(&self, label: &str, grant: &WireGrant) -> Result<()> {
         let refuse = |why: String| Err(Error::new(ErrorKind::Protocol, "take a grant", why));
         let Some(link) = self.0.links.iter().find(|link| link.is_up() && link.label == label) else {
             return refuse(format!("the peer's grant is for {label:?}, which is no transport between us"));
         };
-        if !link.credit.raise(allowance) {
+        if !link.credit.raise(grant) {
             return refuse("the peer's grant is below its last one; a grant may only grow".into());
         }
         if link.credit.should_notify() {
@@ -347,11 +347,11 @@ impl SessionPeer for Peer {
     }
 
     fn grants(&self) -> Vec<(String, WireGrant)> {
-        self.grants().map(|(label, allowance)| (label.to_owned(), allowance)).collect()
+        self.grants().map(|(label, grant)| (label.to_owned(), grant)).collect()
     }
 
-    fn note_grant(&self, label: &str, allowance: &WireGrant) -> Result<()> {
-        self.note_grant(label, allowance)
+    fn note_grant(&self, label: &str, grant: &WireGrant) -> Result<()> {
+        self.note_grant(label, grant)
     }
 
     fn note_revoked(&self, incarnation: u64, region: u64) {

@@ -134,7 +134,7 @@ pub enum Frame {
         /// The transport's label.
         transport: String,
         /// The grant. Its counts include all earlier grants, so they never decrease.
-        allowance: WireGrant,
+        grant: WireGrant,
     },
     /// The sender has reached a barrier.
     Barrier {

@@ -93,11 +93,11 @@ pub trait SessionPeer: Clone + Send + Sync + 'static {
     /// The grants of this side to the peer, each with the transport's label.
     fn grants(&self) -> Vec<(String, WireGrant)>;
 
-    /// Notes that the peer has granted this side `allowance` over the transport `label`.
+    /// Notes that the peer has granted this side `grant` over the transport `label`.
     ///
     /// # Errors
     /// `Protocol` if no transport has this label, or if the grant is smaller than an earlier one.
-    fn note_grant(&self, label: &str, allowance: &WireGrant) -> Result<()>;
+    fn note_grant(&self, label: &str, grant: &WireGrant) -> Result<()>;
 
     /// Notes that the peer has revoked `region`. Has no effect if the peer's fabric has another incarnation.
     fn note_revoked(&self, incarnation: u64, region: u64);

@@ -102,11 +102,9 @@ impl TakenWakers {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use std::future::Future;
-    use std::pin::Pin;
     use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
-    use std::task::{Context, Poll, Wake};
+    use std::task::Wake;
 
     use super::*;
 
@@ -130,12 +128,6 @@ pub(crate) mod tests {
         pub fn kept(self: &Arc<Self>) -> usize {
             Arc::strong_count(self) - 1
         }
-    }
-
-    /// Polls once, with `waker`.
-    pub fn poll<F: Future + Unpin>(future: &mut F, waker: &Arc<Woken>) -> Poll<F::Output> {
-        let waker = Waker::from(Arc::clone(waker));
-        Pin::new(future).poll(&mut Context::from_waker(&waker))
     }
 
     fn waker() -> (Arc<Woken>, Waker) {

@@ -134,7 +134,7 @@ pub(super) fn connect_local(ours: &Arc<FabricInner>, theirs: &Arc<FabricInner>) 
     let _ = there.0.context.in_process_peer.set(Arc::downgrade(&here.0));
     let _ = here.0.context.in_process_peer.set(Arc::downgrade(&there.0));
     // Each side must know its grants before anyone can send.
-    there.grants().try_for_each(|(label, allowance)| here.note_grant(label, &allowance))?;
-    here.grants().try_for_each(|(label, allowance)| there.note_grant(label, &allowance))?;
+    there.grants().try_for_each(|(label, grant)| here.note_grant(label, &grant))?;
+    here.grants().try_for_each(|(label, grant)| there.note_grant(label, &grant))?;
     Ok((there, here))
 }

@@ -158,9 +158,9 @@ impl PeerEvents for PeerContext {
         }
     }
 
-    fn grant_renewed(&self, transport: TransportIndex, allowance: WireGrant) {
+    fn grant_renewed(&self, transport: TransportIndex, grant: WireGrant) {
         if let Some(peer) = self.this.upgrade() {
-            Peer(peer).announce_grant(transport, allowance);
+            Peer(peer).announce_grant(transport, grant);
         }
     }
 

@@ -47,7 +47,7 @@ fn frames() -> impl Strategy<Value = Frame> {
         Just(Frame::Goodbye),
         (text(MAX_NAME), any::<[u64; 3]>()).prop_map(|(transport, [bytes, imms, messages])| Frame::Grant {
             transport,
-            allowance: WireGrant { bytes, imms, messages }
+            grant: WireGrant { bytes, imms, messages }
         }),
         text(MAX_NAME).prop_map(|name| Frame::Barrier { name }),
         (text(MAX_NAME), any::<u16>(), prop::collection::vec(any::<u8>(), 0..300))
@@ -120,7 +120,7 @@ fn limits_hold_for_both_directions() {
         Frame::Report { links: vec![link(MAX_REASON + 1)] },
         Frame::Refuse { cause: Cause::Failed, reason: "x".repeat(MAX_REASON + 1) },
         Frame::Lookup { id: 0, name: "x".repeat(MAX_NAME + 1) },
-        Frame::Grant { transport: "x".repeat(MAX_NAME + 1), allowance: WireGrant::default() },
+        Frame::Grant { transport: "x".repeat(MAX_NAME + 1), grant: WireGrant::default() },
         Frame::Barrier { name: "x".repeat(MAX_NAME + 1) },
         Frame::Moved { transport: "x".repeat(MAX_NAME + 1), pair: 0, offer: vec![] },
         Frame::Followed { transport: "x".into(), pair: 0, answer: vec![0; MAX_RAIL + 1] },

@@ -269,8 +269,8 @@ impl Handshake<'_> {
 
     /// Sends the grants, so that the peer has them before its first operation.
     fn grant(&mut self, peer: &impl SessionPeer) -> Result<()> {
-        for (label, allowance) in peer.grants() {
-            self.channel()?.push(&Frame::Grant { transport: label, allowance })?;
+        for (label, grant) in peer.grants() {
+            self.channel()?.push(&Frame::Grant { transport: label, grant })?;
         }
         Ok(())
     }
@@ -281,7 +281,7 @@ impl Handshake<'_> {
         for _ in 0..=MAX_OFFERS {
             match self.channel()?.recv().await? {
                 Frame::Ready => return Ok(()),
-                Frame::Grant { transport, allowance } => peer.note_grant(&transport, &allowance)?,
+                Frame::Grant { transport, grant } => peer.note_grant(&transport, &grant)?,
                 other => return Err(unexpected(&other, "Ready")),
             }
         }

@@ -33,7 +33,7 @@ pub(crate) enum SessionCommand {
     Lookup { name: String, answer: AnswerSender },
     Probe(ProbeGuard),
     Revoked { region: u64 },
-    Grant { transport: String, allowance: WireGrant },
+    Grant { transport: String, grant: WireGrant },
     BarrierReached { barrier: String },
     Relocated { transport: String, pair: u16, offer: Vec<u8> },
     Goodbye,
@@ -91,9 +91,9 @@ impl SessionHandle {
         self.command(SessionCommand::Revoked { region });
     }
 
-    /// Grants the peer `allowance` over `transport`.
-    pub fn grant(&self, transport: &str, allowance: WireGrant) {
-        self.command(SessionCommand::Grant { transport: transport.to_owned(), allowance });
+    /// Grants the peer `grant` over `transport`.
+    pub fn grant(&self, transport: &str, grant: WireGrant) {
+        self.command(SessionCommand::Grant { transport: transport.to_owned(), grant });
     }
 
     /// Tells the peer that this side has reached a barrier.
@@ -215,8 +215,8 @@ impl<H: SessionHost> Session<H> {
                 self.lookups.found(id, descriptor).map_err(CloseReason::by_us)?
             }
             Frame::Revoked { incarnation, region } => self.peer.note_revoked(incarnation, region),
-            Frame::Grant { transport, allowance } => {
-                self.peer.note_grant(&transport, &allowance).map_err(CloseReason::by_us)?;
+            Frame::Grant { transport, grant } => {
+                self.peer.note_grant(&transport, &grant).map_err(CloseReason::by_us)?;
             }
             Frame::Barrier { name } => {
                 self.peer.note_barrier(&name).map_err(CloseReason::protocol_violation)?
@@ -260,8 +260,8 @@ impl<H: SessionHost> Session<H> {
             SessionCommand::Revoked { region } => {
                 self.send(&Frame::Revoked { incarnation: self.incarnation, region })?
             }
-            SessionCommand::Grant { transport, allowance } => {
-                self.send(&Frame::Grant { transport, allowance })?
+            SessionCommand::Grant { transport, grant } => {
+                self.send(&Frame::Grant { transport, grant })?
             }
             SessionCommand::BarrierReached { barrier } => self.send(&Frame::Barrier { name: barrier })?,
             SessionCommand::Relocated { transport, pair, offer } => {

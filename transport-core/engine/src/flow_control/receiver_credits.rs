@@ -55,7 +55,7 @@ pub struct Grantee<'a> {
 /// What a peer may send now, and when the engines renew its grant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GrantState {
-    pub allowance: WireGrant,
+    pub grant: WireGrant,
     /// An engine renews the grant after this many imms, or this many messages. Never 0.
     pub renew_after: [u64; 2],
 }
@@ -160,7 +160,7 @@ impl PeerCredit {
         // All engines together hold back at most half of the grant before one of them renews it.
         let step = |granted: u64, arrived: u64| (granted.saturating_sub(arrived) / 2 / engines).max(1);
         let renew_after = [step(self.granted.imms, self.imms), step(self.granted.messages, self.messages)];
-        GrantState { allowance: self.granted, renew_after }
+        GrantState { grant: self.granted, renew_after }
     }
 }
 
@@ -190,14 +190,14 @@ mod tests {
         for _ in 0..5000 {
             let at = random.usize(..peers.len());
             let granted = credits.state(peers[at].id).unwrap();
-            let left = [granted.allowance.imms - arrived[at][0], granted.allowance.messages - arrived[at][1]];
+            let left = [granted.grant.imms - arrived[at][0], granted.grant.messages - arrived[at][1]];
             let more = left.map(|left| random.u64(..=left));
             let renewed = credits.renew(peers[at], more[0], more[1], |_| ()).unwrap();
             arrived[at] = [arrived[at][0] + more[0], arrived[at][1] + more[1]];
-            assert!(renewed.allowance.imms >= granted.allowance.imms);
+            assert!(renewed.grant.imms >= granted.grant.imms);
             let reserved = credits.lock().reserved;
             assert!(reserved <= 1000, "{reserved}");
-            smallest = smallest.min(renewed.allowance.imms - arrived[at][0]);
+            smallest = smallest.min(renewed.grant.imms - arrived[at][0]);
         }
         assert!(smallest >= 1);
         peers.iter().for_each(|peer| credits.close(peer.id));
@@ -217,7 +217,7 @@ mod tests {
                 let granted = credits.state(peer.id).unwrap();
                 let credit = credits.lock().peers[&peer.id];
                 let (imms, messages) =
-                    (granted.allowance.imms - credit.imms, granted.allowance.messages - credit.messages);
+                    (granted.grant.imms - credit.imms, granted.grant.messages - credit.messages);
                 credits.renew(*peer, imms, messages, |_| ()).unwrap();
             }
         }
@@ -230,7 +230,7 @@ mod tests {
         let credits = credits(1024);
         let peer = grantee();
         let granted = credits.open(peer).unwrap();
-        credits.renew(peer, granted.allowance.imms + TOLERANCE, 0, |_| ()).unwrap();
+        credits.renew(peer, granted.grant.imms + TOLERANCE, 0, |_| ()).unwrap();
         let error = credits.renew(peer, 1000, 0, |_| ()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Protocol);
         assert!(error.context().contains("was granted"), "{error}");
@@ -272,7 +272,7 @@ mod tests {
         for peer in &peers {
             credits.open(*peer).unwrap();
             let granted = credits.renew(*peer, 5, 5, |_| ()).unwrap();
-            assert_eq!(granted.allowance, WireGrant { bytes: 0, imms: u64::MAX, messages: u64::MAX });
+            assert_eq!(granted.grant, WireGrant { bytes: 0, imms: u64::MAX, messages: u64::MAX });
         }
         peers.iter().for_each(|peer| credits.close(peer.id));
         assert_eq!(credits.lock().reserved, 0);

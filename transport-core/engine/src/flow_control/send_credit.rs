@@ -108,7 +108,7 @@ impl CreditCounter {
 mod tests {
     use super::*;
 
-    fn allowance(imms: u64) -> WireGrant {
+    fn grant(imms: u64) -> WireGrant {
         WireGrant { bytes: 1, imms, messages: 0 }
     }
 
@@ -117,17 +117,17 @@ mod tests {
         let credit = SendCredit::default();
         let imms = credit.counter(WorkKind::Write, Some(1)).unwrap();
         assert_eq!(imms.take(1), 0);
-        assert!(credit.raise(&allowance(5)) && !imms.is_unlimited());
+        assert!(credit.raise(&grant(5)) && !imms.is_unlimited());
         assert_eq!([imms.take(3), imms.take(3), imms.take(3)], [3, 2, 0]);
         imms.give_back(1);
         assert_eq!(imms.take(3), 1);
         // A repeated grant and a smaller grant add nothing.
-        assert!(credit.raise(&allowance(5)) && imms.is_used_up());
-        assert!(!credit.raise(&allowance(4)) && imms.is_used_up());
-        assert!(credit.raise(&allowance(u64::MAX)) && imms.is_unlimited());
+        assert!(credit.raise(&grant(5)) && imms.is_used_up());
+        assert!(!credit.raise(&grant(4)) && imms.is_used_up());
+        assert!(credit.raise(&grant(u64::MAX)) && imms.is_unlimited());
         assert_eq!(imms.take(u32::MAX), u32::MAX);
         imms.give_back(9);
-        assert!(!credit.raise(&allowance(7)) && imms.is_unlimited());
+        assert!(!credit.raise(&grant(7)) && imms.is_unlimited());
         assert!(
             credit.counter(WorkKind::Read, None).is_none() && credit.counter(WorkKind::Write, None).is_none()
         );
@@ -137,7 +137,7 @@ mod tests {
     #[test]
     fn threads_share_one_allowance() {
         let credit = SendCredit::default();
-        assert!(credit.raise(&allowance(1000)));
+        assert!(credit.raise(&grant(1000)));
         let took = || {
             let imms = credit.counter(WorkKind::Write, Some(0)).unwrap();
             std::iter::from_fn(|| Some(imms.take(3)).filter(|taken| *taken > 0)).map(u64::from).sum::<u64>()

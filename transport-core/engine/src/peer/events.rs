@@ -18,7 +18,7 @@ pub trait PeerEvents: Send + Sync {
     fn failed(&self, error: Error);
 
     /// The peer may send this over a transport from now on. Called in the order in which the grants are made.
-    fn grant_renewed(&self, transport: TransportIndex, allowance: WireGrant);
+    fn grant_renewed(&self, transport: TransportIndex, grant: WireGrant);
 
     /// The endpoint of rail `rail` of the link over `group` may have a new address, which the peer has to learn.
     fn endpoint_changed(&self, group: GroupIndex, rail: usize);

@@ -66,7 +66,7 @@ fn a_policy_that_changed_is_asked_again() {
 }
 
 fn grant(transport: &str, imms: u64) -> Frame {
-    Frame::Grant { transport: transport.into(), allowance: WireGrant { bytes: 1, imms, messages: 0 } }
+    Frame::Grant { transport: transport.into(), grant: WireGrant { bytes: 1, imms, messages: 0 } }
 }
 
 #[test]

@@ -48,7 +48,7 @@ pub(super) fn recorded() -> Vec<(&'static str, Frame)> {
             "grant",
             Frame::Grant {
                 transport: "efa".into(),
-                allowance: WireGrant { bytes: u64::MAX, imms: 300, messages: 2 },
+                grant: WireGrant { bytes: u64::MAX, imms: 300, messages: 2 },
             },
         ),
         ("barrier", Frame::Barrier { name: "step 7".into() }),
