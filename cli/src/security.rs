@@ -6,7 +6,8 @@ use std::path::PathBuf;
 use multirail::{FabricBuilder, Token};
 
 #[cfg(feature = "tls")]
-use crate::failure::{CommandFailure, CommandResult};
+use crate::failure::CommandFailure;
+use crate::failure::CommandResult;
 
 /// The environment variable that replaces `--token-file`.
 const TOKEN_FILE: &str = "MULTIRAIL_TOKEN_FILE";
