@@ -15,13 +15,13 @@ use crate::status::call_error;
 #[derive(Default)]
 pub(crate) struct AddressOwners(HashMap<sys::fi_addr_t, Owners>);
 
-/// The slots that have an address. Two slots have one address where both sides have connected to each other. No slot
-/// has an address that the provider must keep after its last owner has left.
+/// The slots that have an address. Two slots have one address where both sides have connected to each other. `slots`
+/// is empty if the last slot has left, but the address must stay.
 #[derive(Default)]
 struct Owners {
     /// Arrivals from the address belong to the last slot of this list.
     slots: Vec<u32>,
-    /// The provider must keep the address: it may still use its state of a former peer there.
+    /// The backend never removes the address: the provider may still use its state of a former peer there.
     is_pinned: bool,
 }
 
@@ -60,16 +60,17 @@ impl AddressVector {
     /// Inserts the address of a slot's peer. The caller has checked its length. If another slot has the same address,
     /// arrivals from there belong to this slot from now on.
     ///
-    /// `is_only_endpoint` says that the device has no other endpoint: 2.1 walks lists of all peers of the device
-    /// without a lock, whichever endpoint is polled.
+    /// Only with `is_only_endpoint`, if the device has no other endpoint, may this method remove an address for a
+    /// moment: 2.1 walks lists of all peers of the device without a lock, whichever endpoint is polled.
     pub(crate) fn insert(&self, slot: u32, address: &[u8], is_only_endpoint: bool) -> Result<sys::fi_addr_t> {
         let mut owners = self.owners();
         let mut inserted = self.insert_raw(address)?;
         // EFA's provider may know an address that was never inserted here: it adds the source of a packet that arrived
         // late from a peer that is gone. The state of that address says that this side's handshake was already sent,
-        // so the provider would not send it to the new peer. Inserting the address anew resets this state. 1.17
-        // crashes if the address is removed while a write from there is half received.
-        let may_be_known = self.device.info.keeps_peer_state() && !settings::lacks_native_writes();
+        // so the provider would not send it to the new peer. Removing and inserting the address resets this state.
+        // With 1.17 the backend does not do this: 1.17 crashes if the address is removed while a write from there is
+        // half received.
+        let may_be_known = self.device.info.uses_efa_protocols() && !settings::lacks_native_writes();
         if may_be_known && is_only_endpoint && !owners.0.contains_key(&inserted) {
             self.remove_raw(inserted);
             inserted = self.insert_raw(address)?;
@@ -89,8 +90,8 @@ impl AddressVector {
         }
     }
 
-    /// Removes `slot`, to which nothing is posted any more. Removes the addresses that no other slot has, unless they
-    /// are pinned. `is_pinned` pins the addresses of `slot`.
+    /// Removes `slot`, to which nothing is posted any more. Removes its addresses, too, unless another slot has them.
+    /// `is_pinned` pins the addresses of `slot`: they are never removed.
     ///
     /// shm always keeps addresses: a request of the peer that is still on its way crashes the process if the address is
     /// gone (`smr_progress_cmd`; 1.17). An endpoint of shm has room for 256 addresses in its life.

@@ -19,8 +19,8 @@ pub(crate) const MAX_READ: usize = 50;
 
 /// The number of emulated writes of 64 KiB that one call of 1.17 completes: each write consists of ten packets.
 const EMULATED_WRITES_PER_READ: usize = MAX_READ / 10;
-/// With emulated writes, the most calls in one poll that return fewer completions than asked for. There may be more
-/// packets to poll nevertheless, because most packets do not end a write.
+/// With emulated writes, a call that returns fewer completions than asked for does not mean that the queue is empty:
+/// most packets do not end a write. So one poll goes on reading after up to this many such calls.
 const MAX_SHORT_READS: usize = 15;
 
 // The flags of completions.
@@ -51,7 +51,7 @@ impl Entries {
 /// How an arrival identifies its sender.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Sender {
-    /// By a peer tag in the completion data.
+    /// By a peer tag in the completion data: the number that this side has given the peer.
     PeerTag(PeerTag),
     /// By the source address, which belongs to this slot.
     Slot(u32),
@@ -144,7 +144,7 @@ impl EfaEndpoint {
         read == most
     }
 
-    /// Handles a completion that is not of a run of requests.
+    /// Handles a completion that [`Contexts::end_requests`] has not taken, for example an arrival.
     #[cold]
     #[inline(never)]
     fn handle_entry(
@@ -154,7 +154,8 @@ impl EfaEndpoint {
         from: sys::fi_addr_t,
     ) {
         let has = |flags: u64| entry.flags & flags != 0;
-        // The provider shm of 2.1 does not set FI_REMOTE_WRITE. The entry's context is then one of the peer.
+        // The provider shm of 2.1 does not set FI_REMOTE_WRITE. `op_context` is then a pointer of the peer's process,
+        // so the backend must not look it up.
         if has(REMOTE_WRITE) || (has(REMOTE_CQ_DATA) && !has(LOCAL_FLAGS)) {
             if self.internal_receives.is_some()
                 && let Some(Posted::Receive { receive, .. }) = self.end(guard.posted, entry.op_context)
@@ -197,7 +198,7 @@ impl EfaEndpoint {
             Some(Posted::Request { id, peer }) => {
                 tracing::debug!(id, code = entry.err, text, "a request failed");
                 // libfabric reports one error for each packet of a failed message (2.1, `efa_rdm_txe_handle_error`).
-                let is_message = queues.device.info.keeps_peer_state() && entry.flags & SEND != 0;
+                let is_message = queues.device.info.uses_efa_protocols() && entry.flags & SEND != 0;
                 if queues.emulates_writes || is_message {
                     self.retire(guard.posted, entry.op_context);
                 }
@@ -211,7 +212,8 @@ impl EfaEndpoint {
                     };
                     let status = Status { kind, code: entry.err.abs() };
                     let unconfirmed = Event::FailedUnconfirmed { id, peer, status };
-                    // Cards have no connection that the provider would have to make again.
+                    // Without a card, the provider has to connect to the peer again. The engine's next request would
+                    // fail before that, so the engine learns of this failure later. A card has no connection.
                     match queues.device.info.is_card() {
                         true => self.events.push_back(unconfirmed),
                         false => self.deferred.push(self.domain.setup.clock.now(), peer, unconfirmed),
@@ -254,7 +256,8 @@ impl EfaEndpoint {
             _ => return None,
         };
         let view = self.slots.get(slot as usize);
-        view.filter(|view| matches!(view, SlotView::Up(_) | SlotView::Waiting)).map(|_| PeerSlot(slot))
+        view.filter(|view| matches!(view, SlotView::Up(_) | SlotView::AwaitingConfirmation))
+            .map(|_| PeerSlot(slot))
     }
 
     /// The sender of an arrival: by its tag, if the completion data has a peer tag, else by the source address.

@@ -22,7 +22,7 @@ struct Offer {
     /// The format of the address (`FI_ADDR_*` of libfabric).
     format: u32,
     address: Vec<u8>,
-    /// This side's tag for the peer, which the peer sends with each request.
+    /// The peer tag that this side gives the peer. The peer sends it with each request.
     peer_tag: u32,
     empty_write_target: EmptyWriteTarget,
 }

@@ -25,7 +25,7 @@ pub(crate) enum Posted {
 /// The size is a power of two, so that a shift computes the index of a context from its address.
 #[repr(C, align(128))]
 struct Context {
-    /// The provider's, from posting to completion.
+    /// The provider writes here, from posting to completion.
     provider_area: UnsafeCell<sys::fi_context2>,
     /// The id of the request or receive.
     id: u64,
@@ -68,7 +68,7 @@ pub(crate) struct Contexts {
     all: Box<[Context]>,
     /// The index of the first free context; `all.len()` if there is none.
     first_free: u32,
-    /// The indices of contexts that the provider may return once more, and until when.
+    /// The indices of contexts that the provider may return once more, each with the time at which it is free again.
     retired: VecDeque<(u32, Time)>,
     /// The number of posted requests. The endpoint counts them.
     pub(crate) requests: usize,
@@ -174,8 +174,8 @@ impl Contexts {
         Some(posted)
     }
 
-    /// Keeps a context that was just freed out of use until `until`. If the provider returns it before, that completion
-    /// belongs to nothing.
+    /// Takes a context, which was just freed, out of use until `until`. If the provider returns it before that time,
+    /// the backend ignores the completion.
     pub(crate) fn retire(&mut self, context: *mut c_void, until: Time) {
         let index = self.index(context);
         if index == self.first_free as usize && index < self.all.len() {

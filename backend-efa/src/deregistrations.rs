@@ -1,10 +1,11 @@
-//! Delays deregistrations while an endpoint of their device is overdue (`reaper.rs`).
+//! Delays deregistrations while an endpoint of their device is *overdue*: a reaper (`reaper.rs`) has not closed it
+//! within the limit.
 //!
-//! While it closes an endpoint, EFA's provider holds a lock of the domain (`srx_lock`, 2.1), which calls on the
-//! domain's endpoints and address vectors take, and it repeats the posted requests. To repeat a request it reads the
-//! registration that the request's descriptor points to. If that registration is closed, the process crashes. So the
-//! reaper deregisters after it has closed the endpoint. Registering needs no delay: in 2.1 it takes another lock
-//! (`efa_mr.c`).
+//! While EFA's provider closes an endpoint, it repeats the posted requests. It holds a lock of the domain meanwhile
+//! (`srx_lock`, 2.1), which calls on the domain's endpoints and address vectors take as well. To repeat a request, the
+//! provider reads the registration that the request's descriptor points to. If that registration is closed, the process
+//! crashes. So the reaper deregisters after it has closed the endpoint. Registering needs no delay: in 2.1 it takes
+//! another lock (`efa_mr.c`).
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 

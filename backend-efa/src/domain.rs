@@ -57,7 +57,7 @@ pub(crate) struct DomainState {
 struct FirstEndpoint {
     /// The endpoint, until [`Domain::endpoint`] takes it.
     unused: Option<FabricEndpoint>,
-    /// Whether the backend's endpoint is in use.
+    /// Whether the domain's [`EfaEndpoint`] is open: a domain has one at a time.
     is_taken: bool,
 }
 
@@ -80,7 +80,7 @@ impl DomainState {
         Ok(FabricEndpoint::new(number, queues, send_depth + recv_depth))
     }
 
-    /// The target of peers' writes without bytes.
+    /// The target of peers' requests without bytes.
     pub(crate) fn empty_write_target(&self) -> EmptyWriteTarget {
         let RemoteKey { base, key, .. } = self.empty_region.key();
         EmptyWriteTarget { base, key }
@@ -143,7 +143,7 @@ fn capabilities(device: &Device, queues: &Queues) -> Capabilities {
     let largest = info.endpoint().max_msg_size as u64;
     // efa-direct sends a message as one packet. Its `max_msg_size` is that of writes (2.1, `efa_base_ep.c`).
     let message = if info.is_direct() { info.mtu().unwrap_or(largest) } else { largest };
-    it.max_message = message.min(if info.keeps_peer_state() { MAX_EFA_MESSAGE } else { MAX_MESSAGE });
+    it.max_message = message.min(if info.uses_efa_protocols() { MAX_EFA_MESSAGE } else { MAX_MESSAGE });
     it.max_write = largest.clamp(1, 1 << 30);
     it.chunk = CHUNK;
     if !info.is_card() {

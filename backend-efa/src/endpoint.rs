@@ -48,11 +48,13 @@ pub(crate) struct EfaEndpoint {
     pub(crate) post_config: PostConfig,
     /// The state of the domain's peer slots at the last [`EfaEndpoint::refresh_slots`].
     pub(crate) slots: Vec<SlotView>,
-    /// The peer tag of each slot.
+    /// The peer tag of each slot: the number that this side has given the peer. The peer sends it with each request, so
+    /// that an arrival names its sender.
     pub(crate) peer_tags: Vec<PeerTag>,
-    /// The domain's count of changes at that time.
+    /// The domain's count of changes at the last [`EfaEndpoint::refresh_slots`].
     seen_changes: u64,
-    /// Whether a slot has changed since the last poll. The engine may have requests that it could not post before.
+    /// Whether a slot has changed since the last poll. The endpoint may now accept requests that it did not accept
+    /// before.
     slots_changed: bool,
     /// Disconnected slots whose last request has not ended.
     pub(crate) leaving: Vec<PeerSlot>,
@@ -62,16 +64,18 @@ pub(crate) struct EfaEndpoint {
     pub(crate) outstanding: Vec<u32>,
     pub(crate) send_depth: usize,
     pub(crate) recv_depth: usize,
-    /// Aborted slots with posted requests, and how long these requests may still end by themselves.
+    /// Aborted slots with posted requests, and the moment at which the backend replaces the libfabric endpoint if these
+    /// requests have not ended by themselves.
     pub(crate) aborted: Vec<(PeerSlot, Time)>,
-    /// Slots whose requests have failed while the provider emulates writes (`rxr_cq_write_tx_error`; 1.17). The
-    /// provider keeps the addresses of these slots.
+    /// Slots with a failed request while the provider emulates writes. The backend never removes the addresses of these
+    /// slots from the address vector.
     ///
-    /// 1.17 reports one error for each packet of such a request; this is why contexts are retired. It also removes the
-    /// request from its list once for each packet. This can put another request back on the list. If the address of
-    /// that request's peer were removed, the provider's progress would follow a null pointer.
+    /// The reason is a fault of 1.17 (`rxr_cq_write_tx_error`): the provider removes a failed request from its list
+    /// once for each packet of the request. This can put another request back on the list. If the address of that other
+    /// request's peer were removed, the provider's progress would follow a null pointer. (1.17 also reports one error
+    /// for each packet, so the backend retires contexts.)
     pub(crate) pinned_addresses: HashSet<PeerSlot>,
-    /// Failures that the endpoint reports later.
+    /// Failures that the endpoint keeps for a while, so that the provider can connect to the peer again.
     pub(crate) deferred: DeferredFailures,
     /// The number of polls until the next check of the event queue.
     pub(crate) polls_until_event_check: u32,
@@ -83,7 +87,8 @@ pub(crate) struct EfaEndpoint {
     pub(crate) is_lost: bool,
     /// Events to be reported.
     pub(crate) events: VecDeque<Event>,
-    /// The backend's internal receives, if imms consume receives.
+    /// Receives that the backend posts itself on cards where a write with an imm consumes a receive. The user's
+    /// receives wait in here, and the backend copies the messages into them. `None` on other devices.
     pub(crate) internal_receives: Option<InternalReceives>,
     /// Arrivals whose sender is no connected peer of `slots`. Newer slots may have it.
     pub(crate) unmatched: Vec<Arrival>,
@@ -250,7 +255,7 @@ impl EfaEndpoint {
             let code = unsafe { sys::fi_recvmsg(queues.ep.as_ptr(), &raw const msg, flags) };
             if code != 0 {
                 posted.end(context);
-                if code != QUEUE_FULL && queues.device.info.keeps_peer_state() {
+                if code != QUEUE_FULL && queues.device.info.uses_efa_protocols() {
                     // The receive was matched to a message that had arrived before. libfabric will report the same
                     // error once more by a completion (2.1, `efa_rdm_srx_start`).
                     self.retire(posted, context);
@@ -282,8 +287,7 @@ impl EfaEndpoint {
         self.closed_slots.take_free(&self.events).for_each(|peer| self.domain.peers.free(peer));
     }
 
-    /// Checks the event queue once in [`POLLS_PER_EVENT_CHECK`] polls. Gives the device up if libfabric reports that it
-    /// is broken.
+    /// Checks the event queue once in [`POLLS_PER_EVENT_CHECK`] polls. Reports the loss of the device if it is lost.
     pub(crate) fn check_event_queue(&mut self) {
         let Some(endpoint) =
             self.endpoint.as_deref_mut().filter(|endpoint| endpoint.queues.device.info.is_card())
@@ -306,7 +310,7 @@ impl EfaEndpoint {
         }
         self.polls_until_event_check -= 1;
         if self.is_lost {
-            self.give_up_device(sys::FI_ENODEV as i32);
+            self.report_device_loss(sys::FI_ENODEV as i32);
         }
     }
 
@@ -325,8 +329,8 @@ impl EfaEndpoint {
         }
     }
 
-    /// Gives up the device, which is lost with the error `code`.
-    pub(crate) fn give_up_device(&mut self, code: i32) {
+    /// Closes the libfabric endpoints, and reports that the device is lost with the error `code`.
+    pub(crate) fn report_device_loss(&mut self, code: i32) {
         self.aborted.clear();
         self.is_lost = true;
         let lost = Status { kind: ErrorKind::DeviceLost, code };
@@ -378,7 +382,7 @@ impl Endpoint for EfaEndpoint {
                 },
                 // SAFETY: by the caller.
                 Some(SlotView::Up(destination)) => unsafe { self.post_retiring(run, pieces, &destination) },
-                Some(SlotView::Waiting) => (0, QUEUE_FULL),
+                Some(SlotView::AwaitingConfirmation) => (0, QUEUE_FULL),
                 _ => (0, PEER_CLOSED),
             };
             accepted += taken;
@@ -429,8 +433,9 @@ impl Endpoint for EfaEndpoint {
             self.post_internal_receives();
         }
         let (domain, slots) = (&self.domain, &self.slots);
-        let has_left =
-            |peer: PeerSlot| !matches!(slots.get(peer.0 as usize), Some(SlotView::Up(_) | SlotView::Waiting));
+        let has_left = |peer: PeerSlot| {
+            !matches!(slots.get(peer.0 as usize), Some(SlotView::Up(_) | SlotView::AwaitingConfirmation))
+        };
         self.deferred.report_due(|| domain.setup.clock.now(), has_left, &mut self.events);
         if !self.leaving.is_empty() {
             self.report_closed_peers();
@@ -454,7 +459,7 @@ impl Endpoint for EfaEndpoint {
         if has_more
             || self.slots_changed
             || self.retiring.is_some()
-            || self.slots.contains(&SlotView::Waiting)
+            || self.slots.contains(&SlotView::AwaitingConfirmation)
         {
             return Armed::Ready;
         }

@@ -3,7 +3,8 @@
 //!
 //! Other peers must not lose requests. So the backend first opens the next endpoint, and the engine sends its address
 //! to the peers (`Event::EndpointChanged`). One peer after the other confirms the new address; from then on both sides
-//! use the new endpoint. Once no peer needs the old one, the backend closes it, with the requests that do not end.
+//! use the new endpoint. Once no peer needs the old one, the *retiring* endpoint, the backend closes it, with the
+//! requests that do not end.
 
 use std::time::Duration;
 
@@ -20,18 +21,19 @@ use crate::reaper;
 /// How long requests to an aborted peer may take, for a provider that ends them when their endpoint is closed.
 const GRACE: Duration = Duration::from_secs(2);
 /// How long they may take over EFA's own protocols. There, closing an endpoint waits for requests, under a lock that
-/// the next endpoint needs (`efa_rdm_ep_wait_send`). By then the card itself has failed them. Closing does not wait for
-/// requests that the provider never gave to the card, which never end (`EFA_RDM_OPE_QUEUED_BEFORE_HANDSHAKE`).
+/// the next endpoint needs (`efa_rdm_ep_wait_send`). After this time the card itself has failed them. Closing does not
+/// wait for requests that the provider never gave to the card, which never end (`EFA_RDM_OPE_QUEUED_BEFORE_HANDSHAKE`).
 pub(crate) const EFA_GRACE: Duration = Duration::from_secs(30);
 /// The shortest time that the retiring endpoint stays open. Peers may have posted requests to it, and no event reports
 /// when these have ended. The time is a hundred times what a deep queue takes.
 const MIN_RETIREMENT: Duration = Duration::from_millis(500);
-/// The longest time that the retiring endpoint stays open for this side's requests to other peers.
+/// The longest time that the retiring endpoint stays open for other peers: for requests to them, and until they confirm
+/// the new address.
 const MAX_RETIREMENT: Duration = Duration::from_secs(5);
 
 /// How long requests to an aborted peer may take to fail by themselves.
 pub(crate) fn grace(info: &Info) -> Duration {
-    if info.is_card() && !info.is_direct() { EFA_GRACE } else { GRACE }
+    if info.uses_efa_protocols() { EFA_GRACE } else { GRACE }
 }
 
 /// The endpoint before the current one.
@@ -41,7 +43,7 @@ pub(crate) struct RetiringEndpoint {
 }
 
 impl EfaEndpoint {
-    /// Continues the replacement, or begins one if an aborted peer still has requests.
+    /// Continues the replacement, or begins one if requests to an aborted peer have not ended in time.
     #[cold]
     pub(crate) fn advance_replacement(&mut self, into: &mut Completions) {
         if let Some(mut retiring) = self.retiring.take() {
@@ -65,8 +67,8 @@ impl EfaEndpoint {
         let endpoint = match self.domain.open_endpoint() {
             Ok(endpoint) => endpoint,
             Err(error) => {
-                tracing::warn!(%error, "no other endpoint can be opened, so the device is given up");
-                return self.give_up_device(0);
+                tracing::warn!(%error, "no other endpoint can be opened, so the device is lost");
+                return self.report_device_loss(0);
             }
         };
         let old = self.endpoint.replace(Box::new(endpoint));
@@ -74,7 +76,7 @@ impl EfaEndpoint {
         self.events.push_back(Event::EndpointChanged);
     }
 
-    /// Closes the retiring endpoint once it has only requests of aborted peers.
+    /// Closes the retiring endpoint once no other peer needs it, and at the latest after [`MAX_RETIREMENT`].
     fn close_retiring(&mut self, now: Time) {
         let Some(retiring) = &self.retiring else { return };
         let (number, age) = (retiring.endpoint.number, now.since(retiring.since));
@@ -112,7 +114,7 @@ impl EfaEndpoint {
             for receive in receives {
                 self.events.push_back(Event::ReceiveFailed { id: receive.id, status });
             }
-            return self.give_up_device(sys::FI_ENODEV as i32);
+            return self.report_device_loss(sys::FI_ENODEV as i32);
         }
         let Some(mut endpoint) = self.endpoint.take() else { return };
         // SAFETY: the receives were posted until now, and no event has given them back to the engine yet: their buffers

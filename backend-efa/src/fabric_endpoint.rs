@@ -16,10 +16,12 @@ use crate::shm;
 use crate::signals;
 use crate::status::call_error;
 
-/// The number of arrivals that a completion queue has room for, beside the completions of all that can be posted here.
+/// The number of arrivals for which a completion queue has room, in addition to the completions of everything that can
+/// be posted here.
 pub(crate) const ARRIVAL_DEPTH: usize = 8192;
 
-/// The fields are dropped in order: libfabric's endpoint first, after which no context is in use.
+/// A libfabric endpoint and its posted requests. The fields are dropped in order: `queues` closes the endpoint, and
+/// after that no context is in use.
 pub(crate) struct FabricEndpoint {
     /// The endpoint's number in its domain: 0, 1, and so on.
     pub(crate) number: u32,
@@ -29,8 +31,8 @@ pub(crate) struct FabricEndpoint {
     seen_remote_accesses: u64,
 }
 
-/// An endpoint that is used for a post or a poll. Where the provider needs it, the address vector is locked against the
-/// control threads.
+/// A libfabric endpoint during a post or a poll. Where the provider needs it, the guard keeps the address vector locked
+/// against the control threads.
 pub(crate) struct EndpointGuard<'a> {
     pub(crate) queues: &'a Queues,
     pub(crate) posted: &'a mut Contexts,
@@ -56,7 +58,8 @@ impl FabricEndpoint {
         EndpointGuard { owners: queues.av.lock_for_endpoint(), queues, posted }
     }
 
-    /// Whether peers have written or read since the last call. Always false where events report this.
+    /// Whether peers have written or read since the last call. Always false where this is not counted
+    /// ([`Queues::remote_accesses`]).
     pub(crate) fn made_progress(&mut self) -> bool {
         let accesses = self.queues.remote_accesses();
         std::mem::replace(&mut self.seen_remote_accesses, accesses) != accesses

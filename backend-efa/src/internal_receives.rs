@@ -31,6 +31,7 @@ struct Unclaimed {
     imm: Option<u32>,
 }
 
+/// The internal receives of an endpoint, and the user's receives.
 pub(crate) struct InternalReceives {
     /// The addresses of the buffers.
     range: Range<usize>,
@@ -117,7 +118,7 @@ impl InternalReceives {
         });
     }
 
-    /// Copies messages into the user's receives, as long as there are both, and reports them.
+    /// Copies messages into the user's receives, as long as there are messages and receives. Reports the messages.
     pub(crate) fn deliver(&mut self, into: &mut VecDeque<Event>) {
         while !self.user_receives.is_empty()
             && let Some(Unclaimed { receive, peer, len, imm }) = self.unclaimed.pop_front()

@@ -6,8 +6,9 @@
 //! The backend's endpoint is a libfabric endpoint (`FI_EP_RDM`) with its own address vector and completion queue. It
 //! posts writes by `fi_writemsg`, with remote completion data for imms, and messages by `fi_sendmsg`.
 //!
-//! In this crate a *card* is an EFA device. Providers such as `tcp` and `shm` have no cards. *1.17*, *2.1* and similar
-//! numbers are versions of libfabric.
+//! In this crate a *card* is an EFA device. Providers such as `tcp` and `shm` have no cards. *EFA's own protocols* are
+//! those of the provider's fabric `efa`; its fabric `efa-direct` posts to the card without them. *1.17*, *2.1* and
+//! similar numbers are versions of libfabric.
 //!
 //! In reading order: `library` finds devices; `backend`, `domain` and `objects` open them. `connector`, `peers` and
 //! `address_vector` connect peers. `endpoint` with `completion_queue` posts and polls by `submit`, `context`, `tag` and

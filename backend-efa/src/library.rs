@@ -153,9 +153,9 @@ impl Info {
         self.provider() == "shm"
     }
 
-    /// Whether the provider keeps state for each peer address, and drops it when the address is removed. EFA's own
-    /// protocols do.
-    pub(crate) fn keeps_peer_state(&self) -> bool {
+    /// Whether requests go through the protocols of EFA's provider, as they do on all cards but with [`EFA_DIRECT`].
+    /// The provider then keeps state for each peer address, and drops it when the address is removed.
+    pub(crate) fn uses_efa_protocols(&self) -> bool {
         self.is_card() && !self.is_direct()
     }
 

@@ -1,5 +1,5 @@
-//! Owners of libfabric's objects. Dropping an owner closes its object. An object holds those that it depends on, so
-//! they are closed after it.
+//! Owners of libfabric's objects. Dropping an owner closes its object. A struct of several owners has its fields in
+//! such an order that an object is closed before those that it depends on.
 
 use std::ffi::c_int;
 use std::ptr::{NonNull, null_mut};
@@ -91,7 +91,7 @@ impl<T: Object> Drop for Fid<T> {
     }
 }
 
-/// An open domain with the objects that it depends on. The fields are closed in order.
+/// An open libfabric domain with the objects that it depends on. The fields are closed in order.
 pub(crate) struct Device {
     pub(crate) domain: Fid<sys::fid_domain>,
     /// Without an event queue, a provider aborts the process at errors that it can report only there
@@ -144,9 +144,9 @@ impl Device {
         }
     }
 
-    /// The most writes that the backend posts under one doorbell. libfabric's versions differ in which writes of a
-    /// batch they keep if they refuse the last one. So the backend batches only with the version whose code was read
-    /// and tested.
+    /// The most writes or reads that the backend posts under one doorbell. libfabric's versions differ in which
+    /// requests of a doorbell they keep if they refuse the last one. So more than one is posted only with the version
+    /// whose code was read and tested.
     pub(crate) fn max_batch(&self) -> usize {
         let is_tested = library().is_ok_and(|library| library.version() == sys::version(2, 1));
         if is_tested && self.info.is_direct() { MAX_BATCH } else { 1 }

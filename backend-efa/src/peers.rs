@@ -47,7 +47,7 @@ impl Peers {
     /// false): the thread that waits would be the thread that has to poll meanwhile.
     pub(crate) fn new(info: &Info, worker_sleeps: bool) -> Self {
         Self {
-            waits_for_former: info.keeps_peer_state() && worker_sleeps,
+            waits_for_former: info.uses_efa_protocols() && worker_sleeps,
             has_queue_pairs: info.is_card(),
             identifies_by_address: info.domain().cq_data_size < 8,
             wait_limit: if worker_sleeps { FORMER_CONNECTION_LIMIT } else { Duration::ZERO },
@@ -80,8 +80,8 @@ impl Peers {
     /// Connects a reserved slot.
     ///
     /// A peer may connect again while its former connection still ends here. If the provider keeps state for each
-    /// address, this waits for that end: the provider drops its state with the address, and both sides begin without
-    /// state. Otherwise one side might consider a handshake done while the other side waits for it.
+    /// address, this method waits for that end: the provider drops its state with the address, and both sides begin
+    /// without state. Otherwise one side might consider a handshake done while the other side waits for it.
     ///
     /// # Errors
     /// `Busy` if the wait takes too long, or if another live peer has the address.
@@ -228,8 +228,8 @@ impl Peers {
         self.mark_changed();
     }
 
-    /// Ends the connection of a disconnected slot, to which nothing is posted any more. If `is_pinned`, the provider
-    /// keeps the peer's addresses.
+    /// Ends the connection of a disconnected slot, to which nothing is posted any more. If `is_pinned`, the peer's
+    /// addresses stay in the address vectors.
     pub(crate) fn end(&self, slot: PeerSlot, is_pinned: bool) {
         let mut table = self.lock();
         table.endpoints.iter().for_each(|endpoint| endpoint.av.remove(slot.0, is_pinned));

@@ -3,8 +3,8 @@
 //! `fi_close` of an endpoint waits until all posted requests have ended. EFA's provider waits without limit: while it
 //! closes, 2.1 repeats a message for which the target has no receive, as long as the target lives
 //! (`efa_rdm_ep_wait_send`). Closing a fabric must not hang for that. So after the limit the caller continues without
-//! the reaper, and the device is given up: the provider holds the domain's lock until the endpoint is closed, and
-//! `deregistrations.rs` delays deregistrations. Everything that the device may still touch lives as long as the
+//! the reaper. It gives the device up, because the provider holds the domain's lock until the endpoint is closed. Until
+//! then `deregistrations.rs` delays deregistrations. Everything that the device may still touch lives as long as the
 //! endpoint, because the reaper holds the domain and its registrations, with their memory.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -77,15 +77,15 @@ enum CloseState {
     Closed,
 }
 
-/// What a reaper and its caller share.
-struct Closure {
+/// How far a reaper has got, shared with its caller.
+struct SharedCloseState {
     state: Mutex<CloseState>,
     on_closed: Condvar,
     device: Arc<Device>,
 }
 
-impl Closure {
-    /// The closure of an endpoint of `device` that no reaper has begun to close.
+impl SharedCloseState {
+    /// The state before the reaper of an endpoint of `device` has begun.
     fn new(device: &Arc<Device>) -> Arc<Self> {
         let (state, device) = (Mutex::new(CloseState::Closing), Arc::clone(device));
         Arc::new(Self { state, on_closed: Condvar::new(), device })
@@ -95,7 +95,7 @@ impl Closure {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until the endpoint is closed, for at most `limit`. Returns whether it is closed. If not, it is overdue
+    /// Waits until the endpoint is closed, for at most `limit`. Returns whether it is closed. If not, it is *overdue*
     /// from now on.
     fn wait(&self, limit: Duration) -> bool {
         let is_closing = |state: &mut CloseState| *state == CloseState::Closing;
@@ -111,8 +111,9 @@ impl Closure {
     }
 }
 
-/// The reaper drops this when the endpoint is closed, or when the owner of some memory panics.
-struct ClosedGuard(Arc<Closure>);
+/// The reaper drops this once it has closed the endpoint, and also if closing panics: the caller must not wait for a
+/// reaper that has ended.
+struct ClosedGuard(Arc<SharedCloseState>);
 
 impl Drop for ClosedGuard {
     fn drop(&mut self) {
@@ -125,14 +126,19 @@ impl Drop for ClosedGuard {
     }
 }
 
-/// Closes an endpoint of `domain`. Returns whether it is closed. If not, the device is lost: the backend opens nothing
-/// on it until the reaper has ended.
+/// Closes an endpoint of `domain`. Returns true if the endpoint is closed, or if it stays open for ever but holds no
+/// lock (`Queues::close_may_hang`). Returns false if a reaper still closes it. Then the device is given up: the backend
+/// opens nothing on it until the reaper has ended.
 ///
-/// `is_lost` says that the provider may have more posted requests than the backend knows of.
+/// `may_have_requests` is true if the provider may have requests that `endpoint.posted` does not count (any more).
 #[must_use]
-pub(crate) fn close(domain: &Arc<DomainState>, endpoint: Box<FabricEndpoint>, is_lost: bool) -> bool {
+pub(crate) fn close(
+    domain: &Arc<DomainState>,
+    endpoint: Box<FabricEndpoint>,
+    may_have_requests: bool,
+) -> bool {
     let device = domain.device.info.domain_name();
-    if (is_lost || endpoint.posted.requests > 0) && endpoint.queues.close_may_hang() {
+    if (may_have_requests || endpoint.posted.requests > 0) && endpoint.queues.close_may_hang() {
         // No thread polls the endpoint any more, so the provider does nothing there. The card touches memory only by
         // its registration, which is closed before the memory is freed.
         tracing::warn!(
@@ -149,14 +155,14 @@ pub(crate) fn close(domain: &Arc<DomainState>, endpoint: Box<FabricEndpoint>, is
         _ if domain.device.is_given_up() => Duration::ZERO,
         _ => LIMIT_IF_OVERDUE,
     };
-    let closure = Closure::new(&domain.device);
-    let guard = ClosedGuard(Arc::clone(&closure));
+    let shared = SharedCloseState::new(&domain.device);
+    let guard = ClosedGuard(Arc::clone(&shared));
     let reaper = std::thread::Builder::new().name("mr-reaper".into()).spawn(move || closing.run(guard));
     if let Err(why) = &reaper {
         // Dropping `closing` has closed the endpoint in this thread.
         tracing::warn!(device, %why, "no thread could be started to close the endpoint");
     }
-    if closure.wait(limit) {
+    if shared.wait(limit) {
         drop(reaper.map(JoinHandle::join));
         return true;
     }
@@ -180,14 +186,14 @@ mod tests {
             Err(why) => return eprintln!("skipped: {why}"),
         };
         let count = || device.deregistrations.overdue_endpoints();
-        let closure = Closure::new(&device);
-        let guard = ClosedGuard(Arc::clone(&closure));
-        assert!(!closure.wait(Duration::ZERO));
+        let shared = SharedCloseState::new(&device);
+        let guard = ClosedGuard(Arc::clone(&shared));
+        assert!(!shared.wait(Duration::ZERO));
         assert_eq!(count(), 1);
         drop(guard);
         assert_eq!(count(), 0);
-        let closure = Closure::new(&device);
-        drop(ClosedGuard(Arc::clone(&closure)));
-        assert!(closure.wait(Duration::ZERO) && count() == 0);
+        let shared = SharedCloseState::new(&device);
+        drop(ClosedGuard(Arc::clone(&shared)));
+        assert!(shared.wait(Duration::ZERO) && count() == 0);
     }
 }

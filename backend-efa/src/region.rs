@@ -12,7 +12,7 @@ use crate::hmem::MemoryLocation;
 use crate::library::library;
 use crate::objects::{Device, Fid};
 
-/// The most keys that the backend tries for one registration, if the application has to choose keys.
+/// The most keys that the backend tries for one registration, if the provider does not choose keys itself.
 const KEY_ATTEMPTS: u32 = 8;
 
 /// A registration. Dropping it first closes the registration, and then releases the memory.
@@ -27,8 +27,8 @@ pub(crate) struct RegisteredRegion {
 
 enum RegistrationState {
     Open(Fid<sys::fid_mr>),
-    /// The result of closing. It is empty until a reaper has closed the registration. After an error libfabric has not
-    /// closed it.
+    /// The result of closing. If the closing is delayed, it is empty until a reaper has closed the registration. After
+    /// an error the registration may still be open.
     Closed(Arc<OnceLock<Result<()>>>),
 }
 

@@ -26,8 +26,9 @@ const LOCK_SUFFIX: &str = ".lock";
 
 /// A name that an endpoint uses. Dropped after the endpoint.
 pub(crate) struct Name {
-    /// The file's lock is held as long as the file is open.
+    /// The second file. It stays locked as long as it is open.
     _lock: File,
+    /// The path of the second file.
     path: PathBuf,
 }
 
@@ -85,8 +86,9 @@ fn remove_stale(dir: &Path) {
     }
 }
 
-/// Refuses the address of a peer in another PID namespace. The provider copies by a process's number in its own
-/// namespace (`smr_cma_check`; 1.17, 2.1). Here this number may be that of another process.
+/// Refuses the address of a peer in another PID namespace. To copy to or from a peer, the provider uses the number that
+/// the peer's process has in the peer's namespace (`smr_cma_check`; 1.17, 2.1). In this namespace, another process may
+/// have that number.
 pub(crate) fn check_reachable(address: &[u8]) -> Result<()> {
     let text = std::str::from_utf8(address).ok().and_then(|text| text.strip_prefix(SCHEME));
     let theirs = text.and_then(|text| text.strip_prefix(PREFIX)?.split(':').next()?.parse().ok());

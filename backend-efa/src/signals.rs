@@ -69,11 +69,11 @@ mod gnu_linux {
         let before: Vec<_> =
             (1..=libc::SIGRTMAX()).filter_map(|signal| Some((signal, disposition(signal)?))).collect();
         let result = call();
-        let slots_changed = |(signal, before): &&(c_int, libc::sigaction)| {
+        let was_replaced = |(signal, before): &&(c_int, libc::sigaction)| {
             disposition(*signal)
                 .is_some_and(|now| now.sa_sigaction != before.sa_sigaction && is_foreign(&now))
         };
-        for (signal, before) in before.iter().filter(slots_changed) {
+        for (signal, before) in before.iter().filter(was_replaced) {
             // SAFETY: a disposition that the process had.
             let code = unsafe { libc::sigaction(*signal, before, null_mut()) };
             tracing::debug!(signal, code, "removed a library's signal handler");
@@ -144,8 +144,8 @@ mod gnu_linux {
     fn refuse_changes() -> io::Result<()> {
         let step = |code: u32, jt, jf, k| libc::sock_filter { code: code as u16, jt, jf, k };
         let number = offset_of!(libc::seccomp_data, nr) as u32;
-        // The call fails. If it pretended to succeed, the C library would return an old disposition that the kernel did
-        // not give.
+        // The filter makes rt_sigaction(2) fail with EPERM. If the filter pretended success, the C library would return
+        // an old disposition that the kernel did not give.
         let refuse = libc::SECCOMP_RET_ERRNO | libc::EPERM as u32;
         let mut steps = [
             step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, number),

@@ -32,12 +32,12 @@ pub(crate) fn kind(code: c_int) -> ErrorKind {
     }
 }
 
-/// The status of a receive or a call that ended with `code`.
+/// The status of a request, a receive or a call that ended with `code`.
 pub(crate) fn status(code: c_int) -> Status {
     Status { kind: kind(code), code: code.abs() }
 }
 
-/// Whether `code` says of a request only that a connection has ended.
+/// Whether the `code` of a failed request says only that a connection has ended, and not why.
 ///
 /// This side never cancels requests. Providers with connections (`tcp`, in `xnet_ep_disable`) end requests with
 /// `FI_ECANCELED` when the other side closes the connection. The other side does that if it does not have the key of a
@@ -62,7 +62,7 @@ pub(crate) fn is_unreachable(code: c_int) -> bool {
 /// `EFA_IO_COMP_STATUSES`), to an error number of libfabric.
 ///
 /// libfabric's own mapping differs between versions: 1.17 maps every status to FI_EIO. Numbers that are no status of a
-/// card are the provider's own. They keep libfabric's error, `otherwise`.
+/// card are the provider's own. All but two of them (see 13 below) keep libfabric's error, `otherwise`.
 pub(crate) fn card_error(status: c_int, otherwise: c_int) -> c_int {
     let error = match status {
         // Flushed; internal error of the queue pair. The queue pair does not work any more: this side cancels nothing.
@@ -74,7 +74,7 @@ pub(crate) fn card_error(status: c_int, otherwise: c_int) -> c_int {
         7 => sys::FI_EKEYREJECTED,
         // The peer has reset the connection.
         8 => sys::FI_ECONNRESET,
-        // No such address; no such queue pair; no receive posted; the peer stopped to respond; the peer does not know
+        // No such address; no such queue pair; no receive posted; the peer stopped responding; the peer does not know
         // this side; the peer never responded. From 1.21 on the provider reports 13 by two numbers of its own
         // (`FI_EFA_ERR_*_RECV_UNRESP`): one for a peer that had answered the handshake, one for a peer that had not.
         4 | 9 | 10 | 13 | 14 | 15 | 4124 | 4126 => sys::FI_EHOSTUNREACH,

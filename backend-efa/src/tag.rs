@@ -8,8 +8,8 @@
 /// slot, and counts the peers that have had this slot. So the target does not mistake a late arrival of a former peer
 /// for one of the slot's present peer.
 ///
-/// A tag has 31 bits: the lower 20 are the slot, the upper 11 the count, modulo 2048. Only the side that has made a tag
-/// reads it.
+/// A peer tag has 31 bits: the lower 20 are the slot, the upper 11 the count, modulo 2048. Only the side that has made
+/// it reads it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PeerTag(u32);
 
@@ -18,12 +18,12 @@ impl PeerTag {
     pub(crate) const SLOTS: u32 = 1 << 20;
     const MAX: u32 = (1 << 31) - 1;
 
-    /// The first tag of a slot below `SLOTS`.
+    /// The first peer tag of a slot below `SLOTS`.
     pub(crate) fn first(slot: u32) -> Self {
         Self(slot)
     }
 
-    /// The slot's next tag.
+    /// The slot's next peer tag.
     pub(crate) fn next(self) -> Self {
         Self((self.0 + Self::SLOTS) & Self::MAX)
     }
@@ -32,12 +32,12 @@ impl PeerTag {
         self.0 % Self::SLOTS
     }
 
-    /// The tag as a number, for completion data.
+    /// The peer tag as a number, for completion data.
     pub(crate) fn number(self) -> u32 {
         self.0
     }
 
-    /// The tag with this number; `None` if there is none.
+    /// The peer tag with this number; `None` if there is none.
     pub(crate) fn from_number(number: u32) -> Option<Self> {
         (number <= Self::MAX).then_some(Self(number))
     }
@@ -49,7 +49,7 @@ const HAS_IMM: u64 = 1 << 63;
 /// The sender and the imm of an arrival.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Tag {
-    /// The sender's tag at the target; `None` if completion data has no room for it.
+    /// The peer tag that the target gave the sender; `None` if completion data has no room for it.
     pub peer_tag: Option<PeerTag>,
     pub imm: Option<u32>,
 }
@@ -65,7 +65,8 @@ impl Tag {
         has_imm | u64::from(self.peer_tag.map_or(0, PeerTag::number)) << 32 | imm
     }
 
-    /// Decodes completion data of `bytes` bytes. Writes have completion data only if they have an imm.
+    /// Decodes completion data of `bytes` bytes. With less than 8 bytes, only requests with an imm have completion
+    /// data.
     pub(crate) fn from_data(data: u64, bytes: usize) -> Self {
         if bytes < 8 {
             return Self { peer_tag: None, imm: Some(data as u32) };

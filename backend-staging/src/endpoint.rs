@@ -20,7 +20,7 @@ use crate::wr_id::{InternalWrId, WrRole, describe_staging_status, staging_status
 
 /// The most events that wait to be reported. With so many, the endpoint takes no more from the inner endpoint.
 const MAX_QUEUED_EVENTS: usize = 256;
-/// The most polls of the inner endpoint in one poll of this one, even if all events are wake imms.
+/// The most polls of the inner endpoint in one poll of this one, even if all events are wake imms ([`WAKE_IMM`]).
 const INNER_POLLS: usize = 16;
 /// The most internal work requests in one batch.
 const INTERNAL_BATCH: usize = 32;
@@ -355,7 +355,8 @@ impl StagedEndpoint {
     fn is_wake_imm(&self, peer: PeerSlot, imm: u32) -> bool {
         let peer = self.peers.get(peer.0 as usize).and_then(Option::as_ref);
         let uses_wake_imm = || peer.is_some_and(|peer| peer.connection.uses_wake_imm());
-        // After the loss of the device there is no connection left that could answer.
+        // After the loss of the device, the connections are gone, and with them the knowledge whether this peer uses
+        // wake imms. An imm of this value is then always dropped.
         imm == WAKE_IMM && (self.is_lost || uses_wake_imm())
     }
 

@@ -55,8 +55,8 @@ struct WorkEnds {
     local: Option<Arc<StagedRegion>>,
     /// Whether the peer's region is staged.
     is_remote_staged: bool,
-    /// Whether the imm is sent in a slot request, because the peer would take it for the
-    /// [`WAKE_IMM`](crate::wire::WAKE_IMM).
+    /// Whether the imm is sent in a slot request. The reason: it equals [`WAKE_IMM`](crate::wire::WAKE_IMM), by which
+    /// slot requests and responses wake the peer's worker, and the peer's endpoint would drop it.
     sends_imm_in_slot_request: bool,
 }
 
@@ -114,8 +114,9 @@ impl SlotInitiator {
     }
 
     /// Whether there is room for one more work request of this kind. The queue has room for twice [`SLOT_COUNT`] work
-    /// requests. A longer queue would delay operations that the engine prefers later, and those for other peers. Sends
-    /// may wait long for the peer's receives, so at most half of [`SLOT_COUNT`] sends are queued.
+    /// requests. The initiator takes them in the order of posting, so a longer queue would delay operations that the
+    /// engine would choose before them, and those for other peers. Sends may wait long for the peer's receives, so at
+    /// most half of [`SLOT_COUNT`] sends are queued.
     pub(crate) fn has_room(&self, kind: WorkKind) -> bool {
         let is_send = |work: &&StagedWork<WorkEnds>| work.posted.kind == WorkKind::Send;
         self.queue.len() < 2 * SLOT_COUNT
@@ -321,8 +322,9 @@ impl SlotInitiator {
             (local, buffer.initiator_slot(index).cast_const())
         };
         let tag = CopyTag::Initiator { peer: self.connection.peer, slot: index };
-        // SAFETY: the local span is valid until the work request has ended, by the contract of `post`, and it has not
-        // while the slot is open; only this copy uses the slot, and the buffer stays until no copy is under way.
+        // SAFETY: by the contract of `post`, the local span is valid until the work request has ended, and a work
+        // request does not end while a slot is busy with it; only this copy uses the slot, and the buffer stays until
+        // no copy is under way.
         if !unsafe { context.copies.begin(location, Some(buffer), (to, from, len), tag) } {
             self.waiting_copies.push_back(index);
         }
@@ -442,7 +444,7 @@ impl SlotInitiator {
         let content = std::mem::take(&mut slot.content);
         self.free.push(index);
         let work = self.queue.finish_slot(&content, result);
-        self.due_imms.extend(work.and_then(|work| work.needing_last_slot()));
+        self.due_imms.extend(work.and_then(|work| work.due_empty_slot()));
     }
 
     /// Reports the work requests that have ended, and removes them.

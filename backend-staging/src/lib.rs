@@ -29,8 +29,8 @@
 //! - `receives`: receives into staged memory; `wr_id`: the work requests that this crate posts by itself.
 //!
 //! Cost: 4 MiB of registered memory in each process for each connection of a rail. Each slot request and each response
-//! carries an imm that wakes the other process's worker. If the device cannot wake workers, they poll with naps, as
-//! they do without staging.
+//! carries an imm that wakes the other process's worker (the *wake imm*). If the device cannot wake workers, they poll
+//! with naps, as they do without staging.
 #![deny(unsafe_code)]
 
 mod backend;

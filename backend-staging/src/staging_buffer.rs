@@ -195,8 +195,8 @@ impl Drop for StagingBuffer {
 pub(crate) struct RemoteBuffer {
     pub base: u64,
     pub rkey: u64,
-    /// The imm of slot requests and responses; `None` if one of the two processes does not use
-    /// [`WAKE_IMM`](crate::wire::WAKE_IMM).
+    /// The imm of slot requests and responses, which wakes the peer's worker ([`WAKE_IMM`](crate::wire::WAKE_IMM)).
+    /// `None` if one of the two processes does not offer it.
     pub wake_imm: Option<u32>,
 }
 

@@ -9,7 +9,7 @@
 use multirail_spi::ErrorKind;
 use multirail_spi::staging::{SlotRequest, decode_result, encode_result};
 
-/// The imm of writes into a staging buffer. Any value would do.
+/// The *wake imm*: slot requests and responses carry it to wake the other process's worker. Any value would do.
 pub(crate) const WAKE_IMM: u32 = 0x6b6e_6f63;
 
 /// A slot request, as the initiator sends it.

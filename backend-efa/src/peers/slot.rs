@@ -10,12 +10,12 @@ pub(crate) struct Destination {
     pub address: fi_addr_t,
     /// The number of the libfabric endpoint to post to: the address is in its address vector, and the peer knows it.
     pub endpoint: u32,
-    /// The peer's tag for this side. Each request carries it.
+    /// The peer tag that the peer has given this side. Each request carries it.
     pub peer_tag: PeerTag,
     pub empty_write_target: EmptyWriteTarget,
 }
 
-/// The remote address and key that a write without bytes names.
+/// The remote address and key that a request without bytes names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(crate) struct EmptyWriteTarget {
     pub base: u64,
@@ -28,7 +28,7 @@ pub(crate) struct RemoteAddress {
     pub address: Vec<u8>,
     /// A random number of the peer's process.
     pub process: u64,
-    /// The peer's tag for this side.
+    /// The peer tag that the peer has given this side.
     pub peer_tag: PeerTag,
     pub empty_write_target: EmptyWriteTarget,
 }
@@ -40,9 +40,9 @@ pub(crate) enum SlotView {
     #[default]
     Free,
     Up(Destination),
-    /// The slot is connected, but the peer knows only an endpoint that is closed. The engine has sent it the address of
-    /// the next one.
-    Waiting,
+    /// The slot is connected, but the peer has confirmed only an endpoint that is closed by now. Nothing can be posted
+    /// until the peer confirms the address of the next endpoint, which the engine sends.
+    AwaitingConfirmation,
     /// This side has disconnected the slot. The endpoint reports when the slot's last request has ended.
     Leaving,
 }
@@ -92,7 +92,7 @@ impl SlotState {
         match self {
             Self::Free | Self::Offered(_) | Self::Gone => SlotView::Free,
             Self::Leaving(_) => SlotView::Leaving,
-            Self::Up(ConnectedPeer { address: None, .. }) => SlotView::Waiting,
+            Self::Up(ConnectedPeer { address: None, .. }) => SlotView::AwaitingConfirmation,
             Self::Up(ConnectedPeer { remote, endpoint, address: Some(address), .. }) => {
                 SlotView::Up(Destination {
                     address: *address,

@@ -23,7 +23,7 @@ pub(super) struct OpenEndpoint {
 #[derive(Default)]
 pub(super) struct PeerTable {
     pub(super) slots: Vec<SlotState>,
-    /// The tag of each slot's peer, or of its last one.
+    /// The peer tag of each slot's peer, or of its last one.
     pub(super) peer_tags: Vec<PeerTag>,
     /// The open endpoints, the newest last. There are two while one is replaced.
     pub(super) endpoints: Vec<OpenEndpoint>,

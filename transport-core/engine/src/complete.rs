@@ -63,6 +63,7 @@ impl Engine {
             self.handled_events += 1;
             match *event {
                 Event::Done { first, count } => {
+                    // The id of a request is the number of its run times `MAX_RUN`, plus its index in the run.
                     let count_in_run = (MAX_RUN - (first % u64::from(MAX_RUN)) as u32).min(count);
                     if count_in_run < count {
                         let rest = Event::Done {
@@ -351,14 +352,16 @@ impl Engine {
 
     // ---- the end of an operation ----
     //
-    // An operation has two ends (`op::table`): its result, and the moment at which none of its requests is posted.
+    // An operation ends in two steps (`op::table`): it gets its result, and it is over, that is, none of its requests
+    // is posted. Either may come first.
     //
-    // - `finish_if_over`: both ends, once no request is posted and none is left to post. All others end up here.
-    // - `fail_op`: sets the error, and posts no more. `fail_with` does so with the status of a failed request.
-    // - `complete_early`: the result at once, then `fail_op`. For a failed link, and for a deadline.
-    // - `stop`: `fail_op`, and an abort of the link at the deadline. For a revoked region, and (`cancel_active`) for a
-    //   cancel.
-    // - `expire_operations`: what a deadline does, by these functions.
+    // - `finish_if_over` publishes the result and releases the memory, once no request is posted and none is left to
+    //   post. All functions below lead to it.
+    // - `fail_op` sets the error, and posts no more. `fail_with` calls it with the status of a failed request.
+    // - `complete_early` publishes the result at once, and then calls `fail_op`: for a failed link, and at a deadline.
+    // - `stop` calls `fail_op`. If the operation is not over by its deadline, the engine aborts the link. A revoked
+    //   region stops its operations, and `cancel_active` stops one.
+    // - `expire_operations` ends the operations whose deadline has passed, by these functions.
 
     /// Ends an operation if nothing of it is posted and nothing is left to post. A successful one may have to send its
     /// imm first.
@@ -455,7 +458,7 @@ impl Engine {
     /// the engine aborts its link.
     pub(super) fn stop(&mut self, op: u32, error: Error) {
         let Some(active) = &mut self.active[op as usize] else { return };
-        active.cancelled = true;
+        active.stopped = true;
         self.next_deadline = self.next_deadline.min(active.deadline);
         self.hash_event(HashedEvent::Stopped, op.into());
         self.fail_op(op, error);
@@ -469,7 +472,7 @@ impl Engine {
             let Some(active) = &mut self.active[op as usize] else { continue };
             if active.deadline > now {
                 *next = (*next).min(active.deadline);
-            } else if active.cancelled && !active.aborted {
+            } else if active.stopped && !active.aborted {
                 // The operation was stopped (`stop`), and its requests have not ended by the deadline.
                 active.aborted = true;
                 expired += 1;

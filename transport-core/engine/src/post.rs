@@ -29,8 +29,9 @@ struct PostedAtOnce {
 impl Engine {
     // ---- activating an operation ----
 
-    /// Activates an operation: gives each usable rail its share, and queues the operation there. If it
-    /// `may_post_at_once`, and has only one piece, posts the piece without the queue where possible.
+    /// Activates an operation: gives each usable rail its share, and queues the operation there. If
+    /// `may_post_at_once` is true and the operation has only one piece, the engine posts the piece without the queue
+    /// where possible.
     pub(super) fn activate(&mut self, mut submission: Submission, may_post_at_once: bool) {
         let (id, peer) = (submission.id, &submission.peer);
         // The `Link` command may have been queued after the engine took the controls, and before this submission. The
@@ -87,7 +88,7 @@ impl Engine {
             outstanding: 0,
             work_requests: 0,
             error,
-            cancelled: false,
+            stopped: false,
             expired: false,
             aborted: false,
         });
@@ -187,7 +188,8 @@ impl Engine {
     /// Posts the only piece of an operation over `rail`, past the rail's queue. Returns `None`, and posts nothing, if
     /// other operations wait there or if there is no room.
     ///
-    /// If nothing else waits to be posted, the queue and the limits of a batch have nothing to order.
+    /// The queue and the limits of a batch share a rail among operations. If no other operation waits, they are not
+    /// needed.
     fn post_at_once(
         &mut self,
         op: OpId,
@@ -197,6 +199,7 @@ impl Engine {
     ) -> Option<PostedAtOnce> {
         let this = &mut self.rails[rail];
         let piece = share.next;
+        // The window counts a request as its bytes, or as `min_cost` if that is more.
         let cost = this.window.cost(work.shape.piece_bytes().min(work.shape.bytes()));
         let has_room = this.free_send_slots() > 0
             && this.window.has_room(this.inflight.cost_in_flight(), this.inflight.oldest_cost(), cost);
@@ -295,14 +298,16 @@ impl Engine {
         let (mut posted, mut untried_rails) = (std::mem::take(&mut self.posted_at_once), 0);
         for rail in 0..self.rails.len() {
             let this = &mut self.rails[rail];
-            // The count goes back to 0 here. `record_posted` sets it to one more if the endpoint refuses the whole next
-            // batch. So it counts only consecutive batches, and a step without a batch resets it.
+            // This sets the count to 0. If the endpoint then accepts nothing of the next batch, `record_posted` sets it
+            // to the old count plus 1. So it counts only consecutive batches, and a step without a batch resets it.
             let refused_batches = std::mem::take(&mut this.refused_batches);
             if this.queue.front().is_none() {
                 continue;
             }
             posted += self.post_rail(rail, refused_batches);
             let this = &self.rails[rail];
+            // Each refused batch moves its first operation to the end of the queue. So once there were more refused
+            // batches than operations, the endpoint has refused all of them.
             untried_rails += usize::from((1..=this.queue.len()).contains(&this.refused_batches));
         }
         (posted, untried_rails)
@@ -471,8 +476,8 @@ impl Engine {
             // A batch may have several runs of one operation, in order: the first refused piece is the next one.
             let share = &mut active.rails[rail];
             share.next = share.next.min(run.first_piece + taken);
-            // The endpoint has refused only the first run that is cut, and only if no request failed: it has not looked
-            // at the runs behind.
+            // The endpoint has refused the run at the cut, unless one of that run's requests failed. It has not looked
+            // at the runs behind the cut.
             share.refused_by_endpoint |= cut_at.is_none() && failure.is_none();
             self.queue(run.op);
             cut_at.get_or_insert(index);
@@ -492,7 +497,8 @@ impl Engine {
         let offered: u32 = self.rails[rail].batch_runs.iter().map(|run| run.count).sum();
         let op =
             self.active[self.rails[rail].batch_runs[cut_at].op as usize].as_ref().map(|active| active.id);
-        // The engine offers a full peer the same requests again and again: this makes one record.
+        // While a peer's queue is full, the engine offers it the same requests in each step. It records the first
+        // refusal alone.
         let was_logged = std::mem::replace(&mut self.rails[rail].backpressure_logged, accepted == 0);
         if let Some(op) = op.filter(|_| !was_logged) {
             let refused = offered - accepted;

@@ -1,7 +1,8 @@
 //! The engine, and what it does in each step.
 //!
 //! The engine's methods are in three files: `post` (posting), `complete` (polling, and ending operations), and this one
-//! (all else: the step itself, commands, deadlines, revocations, drains, stalls).
+//! (all else: the step itself, commands, deadlines, revocations, stalls, and drains: the calls of `Peer::drain` that
+//! wait for operations).
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -71,6 +72,7 @@ pub struct Engine {
     pub(super) unconfirmed_failures: UnconfirmedFailures,
     pub(super) receives: Receives,
     pub(super) revocations: Revocations,
+    /// The `Peer::drain` calls that wait until the operations to a peer have ended.
     pub(super) drains: Drains,
     /// Operations whose trigger was not due in the last step.
     pub(super) waiting_for_trigger: Vec<OpId>,
@@ -80,11 +82,11 @@ pub struct Engine {
     pub(super) handled_events: usize,
     /// The rail that these events are from.
     pub(super) handled_rail: usize,
-    /// No deadline and no timer is earlier than this.
+    /// No deadline is earlier than this, and no timer of a future is due earlier.
     pub(super) next_deadline: Time,
     /// No operation stalls earlier than this.
     pub(super) next_stall_check: Time,
-    /// No timer is earlier than this.
+    /// No [`Timer`](super::timers::Timer) of a future is due earlier than this.
     pub(super) next_timer: Time,
     /// The time of this step, once the engine has read the clock.
     pub(super) step_time: Option<Time>,
@@ -182,7 +184,8 @@ impl Engine {
         self.step_time = None;
         let mut events = self.take_commands();
         let (posted, untried_rails) = self.post();
-        // A rail with untried operations counts as an event, so that the worker does not sleep.
+        // An untried operation is one that the engine has not offered since the endpoint last accepted a request. A
+        // rail with such operations counts as an event, so that the worker does not sleep.
         events += posted + untried_rails + self.poll_rails();
         let has_polled_work = self.has_polled_work();
         if has_polled_work {
@@ -200,7 +203,8 @@ impl Engine {
             }
         }
         self.handle.hash.store(self.hash, Ordering::Relaxed);
-        // Only a command adds polled work, and the commands were taken before the check above.
+        // If there was no polled work above, there is none now: only a command adds some, and the commands were taken
+        // before. Then the running operations are all.
         let outstanding = if has_polled_work { self.outstanding() } else { self.running };
         StepReport { events, posted, outstanding }
     }
@@ -237,8 +241,9 @@ impl Engine {
         let idle_backoff = self.rails.iter().map(|rail| rail.domain.capabilities().idle_backoff).min();
         // The rule is at `Capabilities::idle_backoff`.
         let backoff = idle_backoff.map(|it| (idle / 8).min(it * (self.rails.len() as u32 + 15) / 16));
-        // No event tells that a peer no longer accesses a region that is being revoked. If no operation waits for the
-        // revocation, only this side uses the region, and the end of the last use wakes the worker.
+        // No event tells that a peer no longer accesses a region. So the engine polls the revocations that a `revoke`
+        // operation waits for. A revocation that no operation waits for ends once this side no longer uses the region,
+        // and the end of that use wakes the worker.
         let poll_again = if can_be_woken && self.revocations.awaited() == 0 { None } else { backoff };
         // No event tells that a trigger is due.
         let waits_for_trigger = !self.waiting_for_trigger.is_empty();
@@ -513,7 +518,7 @@ impl Engine {
 
     // ---- deadlines and stalls ----
 
-    /// Checks an operation at its deadline, and when it may have stalled.
+    /// Makes a later step check an operation: at its deadline, and when it may have stalled.
     #[inline]
     pub(super) fn schedule_checks(&mut self, now: Time, deadline: Time) {
         self.next_deadline = self.next_deadline.min(deadline);
@@ -528,8 +533,8 @@ impl Engine {
         }
     }
 
-    /// Ends the operations, revocations and drains whose deadline has passed, and wakes the timers that are due.
-    /// Returns their number. Never inlined, so that an idle step saves no registers for it.
+    /// Ends the operations, revocations and drains whose deadline has passed, and wakes the futures whose timers are
+    /// due. Returns their number. Never inlined, so that an idle step saves no registers for it.
     #[inline(never)]
     fn expire(&mut self, now: Time) -> usize {
         let mut next = Time::NEVER;
@@ -579,8 +584,8 @@ impl Engine {
 
     // ---- revocations ----
 
-    /// Ends the operations and receives that use a region, and adds a revocation. Without an `id`, no operation waits
-    /// for the revocation.
+    /// Ends the operations and receives that use a region, and adds a revocation. `id` is the `revoke` operation that
+    /// waits for the revocation; `None` if there is none.
     fn revoke(&mut self, id: Option<OpId>, region: Arc<RegionInner>, deadline: Time) {
         let now = self.now();
         if let Some(id) = id {

@@ -57,7 +57,7 @@ pub struct Unavailable {
 /// What the fabric decides for a domain.
 #[derive(Clone)]
 pub struct DomainSetup {
-    /// The fabric's clock. A backend never asks the system for the time.
+    /// The fabric's clock. A backend asks the system for the time only to limit a call that blocks.
     pub clock: Arc<dyn Clock>,
     /// The seed of every random choice of the backend.
     pub seed: u64,

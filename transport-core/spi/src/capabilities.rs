@@ -79,13 +79,14 @@ pub enum DeliveredCost {
     RoundTrip,
 }
 
-/// For which later arrivals at the target the bytes of a completed write are visible.
+/// Which later arrivals (imms and messages) prove to the target that the bytes of a write are visible there. The write
+/// had completed before the sender posted the arrival.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DeliveredScope {
-    /// For all arrivals.
+    /// All arrivals.
     Target,
-    /// For arrivals over the same two devices. The target may see an arrival over other devices before the bytes, until
+    /// Arrivals over the same two devices. The target may see an arrival over other devices before the bytes, until
     /// a flush over the two devices has completed (see [`WorkRequest::len`](crate::WorkRequest::len)).
     Device,
 }
@@ -115,8 +116,8 @@ pub struct Capabilities {
     pub max_message: u64,
     /// The most bytes of one WRITE or READ. The planner splits larger operations.
     pub max_write: u64,
-    /// The bytes per work request into which the planner splits a large operation. A smaller chunk is fairer, because a
-    /// small request waits for the chunks ahead of it on the line; too small a chunk costs bandwidth. With
+    /// The planner splits a large operation into work requests of this many bytes (chunks). A smaller chunk is fairer,
+    /// because a small request waits for the chunks ahead of it on the line; too small a chunk costs bandwidth. With
     /// `Progress::Auto`, a quarter of the bytes that the line carries in two round trips is about right.
     pub chunk: u64,
     /// The bytes per batch, if `post` itself copies the bytes. It has to return soon, because other requests wait until
@@ -143,7 +144,7 @@ pub struct Capabilities {
     pub revocation: Revocation,
     /// What it costs to wait until a write is delivered.
     pub delivered: DeliveredCost,
-    /// For which later arrivals delivered bytes are visible.
+    /// Which later arrivals prove that the bytes of a completed write are visible.
     pub delivered_scope: DeliveredScope,
     /// The size in bytes up to which the direct path is faster than posting; 0 without [`Direct`](crate::Direct).
     pub max_direct: u64,
@@ -151,9 +152,9 @@ pub struct Capabilities {
     pub supports_staging: bool,
     /// Whether `arm` can wake a sleeping worker.
     pub supports_wakeup: bool,
-    /// The longest sleep of an idle worker with one device, if `arm` cannot wake the worker. A worker with more devices
-    /// sleeps a sixteenth longer for each further device. Below this limit, a sleep takes an eighth of the time for
-    /// which the worker has been idle.
+    /// The longest sleep of an idle worker with one device, if `arm` cannot wake the worker. With n devices, the
+    /// longest sleep is (n + 15) / 16 times as long. A worker sleeps for an eighth of the time for which it has been
+    /// idle, but never longer than that.
     pub idle_backoff: Duration,
 }
 

@@ -1,4 +1,5 @@
-//! The fabric's [`Clock`]. Nothing in multirail asks the system for the time in another way.
+//! The fabric's [`Clock`]. The deadlines of operations, timers and records take their time from it. Only the limits of
+//! blocking calls, idle workers and the control plane use the system's clock.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,4 +1,4 @@
-//! An opened device: memory registration and connecting, apart from the posting thread.
+//! An opened device: any thread registers memory and connects, while another one posts.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -58,9 +58,9 @@ pub trait Domain: Send + Sync {
     }
 }
 
-/// Connects peers in two steps, apart from the posting thread.
+/// Connects peers in two steps. Any thread may call these methods, while another one posts.
 pub trait Connector: Send + Sync {
-    /// Reserves a peer slot. Returns the slot and the offer: bytes that tell the peer how to reach it.
+    /// Reserves a peer slot. Returns the slot, and the offer: bytes that tell the peer how to reach this domain.
     fn prepare(&self) -> Result<(PeerSlot, Vec<u8>)>;
 
     /// As [`Connector::prepare`], for a peer of this process. The offer may leave out what only other processes need.
@@ -82,13 +82,18 @@ pub trait Connector: Send + Sync {
     }
 
     /// Takes the peer's next offer, after the peer's endpoint has changed. Requests that the peer posted before may
-    /// still arrive from its former endpoint. Returns the answer for the peer. The offer is not trusted.
+    /// still arrive from its former endpoint. The offer is not trusted.
+    ///
+    /// Returns an answer, which the peer's backend takes by [`Connector::finish_renewal`]. The backend chooses its
+    /// bytes: efa sends the offer back, so that the peer knows which offer this was; verbs sends an offer of this side,
+    /// or no bytes.
     fn renew(&self, slot: PeerSlot, offer: &[u8]) -> Result<Vec<u8>> {
         let _ = (slot, offer);
         Err(Error::new(ErrorKind::Protocol, "renew a connection", "this backend's endpoints do not change"))
     }
 
-    /// Takes the peer's answer to the offer of [`Connector::next_offer`]. The answer is not trusted.
+    /// Takes the peer's answer to the offer of [`Connector::next_offer`]. The answer is not trusted. The default is for
+    /// a backend whose answers are offers.
     fn finish_renewal(&self, slot: PeerSlot, answer: &[u8]) -> Result<()> {
         self.renew(slot, answer).map(drop)
     }

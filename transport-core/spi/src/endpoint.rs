@@ -19,9 +19,9 @@ pub struct EndpointConfig {
 pub trait Endpoint: Send {
     /// Posts a batch under one doorbell, in order.
     ///
-    /// If a queue is full, the endpoint accepts fewer requests and returns no error: this is back-pressure. If a batch
-    /// fails half way, `accepted` is exact. An endpoint that cannot find out how many requests were posted reports
-    /// every posted request as failed.
+    /// If a queue is full, the endpoint accepts fewer requests and returns no error: this is back-pressure.
+    /// [`PostResult::accepted`] is exact even if a batch fails half way: the engine waits for the end of each accepted
+    /// request, and may post the others again.
     ///
     /// # Safety
     /// Until an accepted request has completed or failed, its local span stays valid, and the import behind its `rkey`
@@ -38,8 +38,8 @@ pub trait Endpoint: Send {
     /// it polls again.
     fn poll(&mut self, into: &mut Completions);
 
-    /// Prepares to sleep: the endpoint wakes the caller at its next event, and once the caller may post a request that
-    /// had no room before.
+    /// Prepares to sleep. The endpoint then wakes the caller at its next event, and also as soon as there is room for a
+    /// request that it did not accept before.
     fn arm(&mut self) -> Armed;
 
     /// The next time, by the fabric's clock, at which the endpoint has to be polled even without an event. The default
@@ -48,8 +48,9 @@ pub trait Endpoint: Send {
         Time::NEVER
     }
 
-    /// Stops the requests posted within the abort scope of `peer`. Later polls report each of them as done or failed,
-    /// and the device touches none of its memory after that.
+    /// Stops the posted requests to `peer`. With [`AbortScope::Endpoint`](crate::AbortScope::Endpoint), the endpoint
+    /// may have to stop requests to other peers, too. Later polls report each stopped request as done or failed, and
+    /// the device touches none of its memory after that.
     fn abort(&mut self, peer: PeerSlot);
 
     /// Cancels a posted receive: a later poll reports it as failed with `Cancelled`. Returns false if the device cannot
@@ -73,7 +74,8 @@ pub struct PostResult {
 /// The answer of [`Endpoint::arm`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Armed {
-    /// There are events already, or the caller has to look at something else: poll again.
+    /// The caller must not sleep: there are events already, or the endpoint has work that only the next `poll` or
+    /// `post` does.
     Ready,
     /// The descriptor becomes readable with the next event. The endpoint owns it; `arm` and `poll` clear it.
     #[cfg(unix)]

@@ -1,4 +1,4 @@
-//! The flushes that a backend does before it reports arrivals.
+//! The local flushes ([`Flush`]) that a backend does before it reports arrivals.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};

@@ -150,7 +150,7 @@ pub enum Event {
 }
 
 impl Event {
-    /// The peer that the event names, if it names one.
+    /// The peer of an arrival or of `PeerGone`; `None` for other events.
     pub fn peer(&self) -> Option<PeerSlot> {
         match self {
             Self::Received { peer, .. } | Self::Imm { peer, .. } | Self::PeerGone { peer } => Some(*peer),

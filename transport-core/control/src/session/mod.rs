@@ -260,9 +260,7 @@ impl<H: SessionHost> Session<H> {
             SessionCommand::Revoked { region } => {
                 self.send(&Frame::Revoked { incarnation: self.incarnation, region })?
             }
-            SessionCommand::Grant { transport, grant } => {
-                self.send(&Frame::Grant { transport, grant })?
-            }
+            SessionCommand::Grant { transport, grant } => self.send(&Frame::Grant { transport, grant })?,
             SessionCommand::BarrierReached { barrier } => self.send(&Frame::Barrier { name: barrier })?,
             SessionCommand::Relocated { transport, pair, offer } => {
                 self.relocations.note_offer_sent();

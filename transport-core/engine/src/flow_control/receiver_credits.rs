@@ -48,7 +48,8 @@ pub struct Grantee<'a> {
     pub id: PeerId,
     /// The peer's host name, as the peer reports it.
     pub host: &'a str,
-    /// Our tenant that the peer belongs to. Empty for the fabric itself.
+    /// The name of this side's tenant that the peer belongs to: a group of peers with domains of its own
+    /// (`Fabric::tenant`). Empty for the fabric itself.
     pub tenant: &'a str,
 }
 
@@ -76,7 +77,8 @@ impl ReceiverCredits {
     /// Grants a peer more after `imms` and `messages` further arrivals, and calls `announce` to tell the peer.
     ///
     /// Several engines may renew one peer's grant at the same time. `announce` runs under the lock, so that the peer
-    /// gets the grants in the order in which they were made: a peer ends the connection when a grant falls.
+    /// gets the grants in the order in which they were made: a peer ends the connection if a grant is smaller
+    /// than an earlier one.
     ///
     /// # Errors
     /// `Protocol` if the peer sent more than it was granted.
@@ -157,7 +159,8 @@ impl PeerCredit {
     }
 
     fn state(&self, engines: u64) -> GrantState {
-        // All engines together hold back at most half of the grant before one of them renews it.
+        // Each engine counts this many arrivals before it renews the grant. Together, all engines have then counted at
+        // most half of what the peer may still send.
         let step = |granted: u64, arrived: u64| (granted.saturating_sub(arrived) / 2 / engines).max(1);
         let renew_after = [step(self.granted.imms, self.imms), step(self.granted.messages, self.messages)];
         GrantState { grant: self.granted, renew_after }

@@ -58,8 +58,9 @@ pub(crate) struct ActiveOp {
     pub work_requests: u64,
     /// The error that the operation will end with once nothing is outstanding.
     pub error: Option<Error>,
-    /// Whether the operation was cancelled. If it is not over at its deadline, the engine aborts the link.
-    pub cancelled: bool,
+    /// Whether `Engine::stop` has stopped the operation, for a cancel or for a revoked region. If the operation is not
+    /// over at its deadline, the engine aborts the link.
+    pub stopped: bool,
     /// Whether the deadline has passed. The waiter has its error by then.
     pub expired: bool,
     /// Whether the engine has aborted the link for this operation.

@@ -45,18 +45,19 @@ pub struct PairedRail {
     pub remote: u16,
     /// The rail's share of the link's bytes, relative to the weights of the other rails.
     pub weight: u32,
-    /// The renewals of the slot that are under way.
-    pub renewals: Renewals,
+    /// The renewals of the slot's address that are under way.
+    pub renewals: AddressRenewals,
 }
 
-/// The renewals of a slot that are under way, and whether the slot is to be disconnected once they have ended. Without
-/// this the slot could be another peer's before the renewals end.
+/// The calls of [`Connector::renew`] that are under way for a slot, after the peer's endpoint has got another address,
+/// and whether the slot is to be disconnected once they have ended. Without this the slot could be another peer's
+/// before they end.
 ///
 /// The value is twice the number of renewals under way, plus `DISCONNECT`.
 #[derive(Default)]
-pub struct Renewals(AtomicU32);
+pub struct AddressRenewals(AtomicU32);
 
-/// The bit of [`Renewals`] that says that the slot is to be disconnected.
+/// The bit of [`AddressRenewals`] that says that the slot is to be disconnected.
 const DISCONNECT: u32 = 1;
 /// One renewal under way.
 const ONE_RENEWAL: u32 = 2;

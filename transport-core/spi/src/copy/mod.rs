@@ -22,7 +22,8 @@ mod x86_64;
 
 use crate::Locality;
 
-/// An operation of at least this many bytes streams, even without a hint of the caller: 16 MiB.
+/// An operation of at least this many bytes *streams*, even without a hint of the caller: it is copied past the caches
+/// ([`CopyStrategy::Stream`]). 16 MiB.
 ///
 /// No core has a private cache of this size. So the bytes come from memory and go to memory, unless a large shared
 /// cache holds source and destination. In that case streaming loses 20 % (16 to 32 MiB, Sapphire Rapids with 480 MiB of

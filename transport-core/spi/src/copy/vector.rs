@@ -15,7 +15,8 @@ pub(super) const TURN: usize = 4 * LINE;
 /// The bytes of one range that [`Vector::stream_four`] copies before it continues with the next range.
 ///
 /// Two lines are the fastest on Zen 4. With 1, 2, 4 and 16 lines, pages of 64 KiB reach 19.2, 21.7, 20.3 and 17.6 GB/s.
-/// With 1 and 2 lines, one range in parts that are 64 KiB apart reaches 17.3 and 20.3 GB/s.
+/// If the four ranges are parts of one range, 64 KiB apart (`APART` in `x86_64.rs`), 1 and 2 lines reach 17.3 and 20.3
+/// GB/s.
 pub(super) const PAIR: usize = 2 * LINE;
 
 /// The distance in bytes at which [`Vector::plain_ahead`] prefetches. Of 1, 2, 4 and 8 KiB, 2 KiB was the fastest on

@@ -96,8 +96,8 @@ unsafe fn lines<V: Vector>(dst: *mut u8, src: *const u8, len: usize) {
     }
 }
 
-/// Copies more than 512 bytes: a line, so that the rest of `dst` is aligned; turns; and a turn that ends with the
-/// range.
+/// Copies more than 512 bytes: first one line; then turns from the first aligned line of `dst` on; at last one turn
+/// that ends where the range ends. Neighbouring parts may overlap.
 ///
 /// # Safety
 /// Those of [`plain`], and `len > 2 * TURN`.
@@ -131,8 +131,8 @@ unsafe fn stream<V: Vector>(dst: *mut u8, src: *const u8, len: usize) {
         // SAFETY: the caller's promise, unchanged.
         return unsafe { plain::<V, false>(dst, src, len) };
     }
-    // Head and tail write no line that is also streamed: the CPU would read such a line from memory, and evict it
-    // again.
+    // Head and tail must not write a line that is also streamed. If they did, the CPU would read that line from memory,
+    // and evict it again.
     let mut at = dst.addr().wrapping_neg() % LINE;
     // SAFETY: `at` grows by what was moved and never passes `len`, up to which the
     // caller vouches; it is less than a line at first, and `dst.add(at)` is aligned.
@@ -159,8 +159,11 @@ unsafe fn stream<V: Vector>(dst: *mut u8, src: *const u8, len: usize) {
     }
 }
 
-/// Does not prefetch the first lines of the next four pieces for their TLB entries. That gained nothing: 9.7 GB/s
-/// without and 9.8 with it for 4 KiB, 13.7 and 13.3 for 16 KiB (Zen 4, in no cache).
+/// Streams four pieces side by side if their destinations are equally far from the start of a line. Otherwise, and if
+/// they are shorter than [`STREAM_PIECE`], copies them one by one.
+///
+/// A prefetch of the first lines of the next four pieces, for their TLB entries, gained nothing: 9.7 GB/s without and
+/// 9.8 with it for 4 KiB, 13.7 and 13.3 for 16 KiB (Zen 4, in no cache).
 ///
 /// # Safety
 /// Those of [`stream_four`](super::stream_four), and the CPU has `V`'s instructions.

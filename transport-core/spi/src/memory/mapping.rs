@@ -41,7 +41,8 @@ impl Mapping {
         Ok(place)
     }
 
-    /// Maps `len` bytes of a device through `file`. Each call maps other bytes.
+    /// Maps `len` bytes of a PCI device's memory (p2pmem). `file` is the device's file `allocate`: the kernel allocates
+    /// new bytes at each call.
     #[cfg(target_os = "linux")]
     pub fn of_device(file: BorrowedFd<'_>, len: usize) -> io::Result<Self> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;

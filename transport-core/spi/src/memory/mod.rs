@@ -102,8 +102,8 @@ pub unsafe trait Memory: Send + Sync {
         Ok(None)
     }
 
-    /// The flush that a reader of this memory needs after a NIC has written; `None` if it needs none. A backend asks at
-    /// each registration. All memory of one [`kind`](Memory::kind) has the same flush.
+    /// The local flush that a reader of this memory needs after a NIC has written; `None` if it needs none. A backend
+    /// asks at each registration. All memory of one [`kind`](Memory::kind) has the same flush.
     ///
     /// # Errors
     /// A reader needs a flush, but there is none. The registration fails with this error.
@@ -117,14 +117,14 @@ pub unsafe trait Memory: Send + Sync {
         false
     }
 
-    /// Copies `bytes` into the memory from byte `at` on, if the processor cannot address the memory. `None` if it can.
-    /// The caller has checked the range.
+    /// Memory that the processor cannot address (a GPU's, for example) copies `bytes` into itself, from byte `at` on.
+    /// Other memory returns `None`, and the caller copies. The caller has checked the range.
     fn store(&self, at: usize, bytes: &[u8]) -> Option<Result<()>> {
         let _ = (at, bytes);
         None
     }
 
-    /// Copies bytes out of the memory, as [`Memory::store`] copies them in.
+    /// Copies bytes from byte `at` on out of the memory, as [`Memory::store`] copies them in.
     fn load(&self, at: usize, into: &mut [u8]) -> Option<Result<()>> {
         let _ = (at, into);
         None
@@ -143,7 +143,8 @@ pub unsafe trait Memory: Send + Sync {
     }
 }
 
-/// Makes bytes visible that NICs have written.
+/// A local flush: makes bytes that NICs have written visible to this host's readers. (The *flush* of
+/// [`WorkRequest::len`](crate::WorkRequest::len) is another thing: a request to the peer.)
 pub trait Flush: Send + Sync {
     /// Returns once every byte that a NIC had written before the call is visible to all readers.
     fn flush(&self) -> Result<()>;

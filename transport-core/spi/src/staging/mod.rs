@@ -37,8 +37,8 @@ pub enum SlotRequestKind {
     Write,
     /// Copies the region's bytes into the slot.
     Read,
-    /// Nothing but a response. The request replaces the earlier one for the same slot, if the target has not seen that
-    /// one.
+    /// Only responds. The initiator writes this request over the slot's earlier one. A target that has not read the
+    /// earlier one never serves it. A target that has read it ignores this one, and responds to the earlier one.
     Cancel,
     /// Reports an imm. There are no bytes.
     Imm,
@@ -48,7 +48,7 @@ impl SlotRequest {
     /// Words of an encoded request.
     pub const WORDS: usize = 4;
 
-    /// Encodes the request. The first word is below 256.
+    /// Encodes the request. The first word is below 256, so a backend may store more in its upper bits.
     #[inline]
     pub fn to_words(self) -> [u64; Self::WORDS] {
         let kind = match self.kind {

@@ -14,7 +14,7 @@ pub struct StagedWorkQueue<T> {
     queue: VecDeque<StagedWork<T>>,
     /// The number of the next work request.
     next: u64,
-    /// No work request with a smaller number needs a slot.
+    /// No work request with a smaller number [is unassigned](StagedWork::is_unassigned).
     first_unassigned: u64,
 }
 
@@ -63,8 +63,8 @@ impl<T> Default for StagedWorkQueue<T> {
 }
 
 impl<T> StagedWorkQueue<T> {
-    /// Adds a work request. `needs_empty_slot` is true if its imm is sent by a slot, or if it takes a slot although it
-    /// has no bytes.
+    /// Adds a work request. `needs_empty_slot` is true if a slot has to deliver its imm, or if it takes a slot although
+    /// it has no bytes. Loopback passes false: it delivers imms in another way.
     pub fn push(&mut self, posted: &WorkRequest, extra: T, needs_empty_slot: bool) {
         self.queue.push_back(StagedWork {
             posted: *posted,
@@ -102,7 +102,9 @@ impl<T> StagedWorkQueue<T> {
         self.queue.get_mut(index).filter(|work| work.number == number)
     }
 
-    /// The first work request that needs a slot. The caller assigns it one ([`StagedWork::assign`]).
+    /// The first work request that has bytes to assign, or that has no bytes and needs an empty slot. The caller
+    /// assigns it a slot ([`StagedWork::assign`]). This leaves out a work request of which only the imm still needs a
+    /// slot ([`StagedWork::due_empty_slot`]).
     pub fn next_unassigned(&mut self) -> Option<&mut StagedWork<T>> {
         let from = self.lower_bound(self.first_unassigned);
         let index = (from..self.queue.len()).find(|index| self.queue[*index].is_unassigned());
@@ -202,12 +204,14 @@ impl<T> StagedWork<T> {
         self.failure
     }
 
-    /// The number of the work request, if all its bytes have arrived and it still needs a slot without bytes.
-    pub fn needing_last_slot(&self) -> Option<u64> {
+    /// The number of the work request, if all its bytes have arrived and it still needs a slot without bytes. The
+    /// caller assigns one ([`StagedWork::assign_empty`]).
+    pub fn due_empty_slot(&self) -> Option<u64> {
         let have_bytes_arrived = self.open_slots == 0 && self.assigned == self.posted.len;
         (have_bytes_arrived && self.needs_empty_slot).then_some(self.number)
     }
 
+    /// Whether there are bytes to assign or, for a work request without bytes, the empty slot.
     fn is_unassigned(&self) -> bool {
         self.assigned < self.posted.len || (self.posted.len == 0 && self.needs_empty_slot)
     }
@@ -301,9 +305,9 @@ mod tests {
         slots.iter().for_each(|slot| assert!(queue.finish_slot(slot, Ok(())).is_some()));
         assert_eq!(ended(&mut queue), [done(10), done(0)]);
         let work = queue.get_mut(Some(1)).unwrap();
-        assert_eq!(work.needing_last_slot(), Some(1));
+        assert_eq!(work.due_empty_slot(), Some(1));
         let last = work.assign_empty().unwrap();
-        assert!(work.assign_empty().is_none() && work.needing_last_slot().is_none());
+        assert!(work.assign_empty().is_none() && work.due_empty_slot().is_none());
         queue.finish_slot(&last, Ok(()));
         assert_eq!(ended(&mut queue), [done(11)]);
     }

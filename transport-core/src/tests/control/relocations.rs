@@ -12,7 +12,7 @@ use crate::{ErrorKind, Fabric, FabricBuilder, Listener, TransportConfig};
 
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// Renewals wait here until the test opens the gate, or ends.
+/// AddressRenewals wait here until the test opens the gate, or ends.
 struct Gate {
     open: Arc<(Mutex<bool>, Condvar)>,
     begun: mpsc::Receiver<()>,

@@ -1,5 +1,6 @@
 //! Joint operations over an op table whose engine is the test.
 
+use std::task::Waker;
 use std::time::Duration;
 
 use super::*;
