@@ -154,8 +154,9 @@ impl EfaEndpoint {
         from: sys::fi_addr_t,
     ) {
         let has = |flags: u64| entry.flags & flags != 0;
-        // The provider shm of 2.1 does not set FI_REMOTE_WRITE. `op_context` is then a pointer of the peer's process,
-        // so the backend must not look it up.
+        // With internal receives (on cards), an imm consumes one of them, and `op_context` is that receive's. Otherwise
+        // the backend must not look `op_context` up: with the provider shm of 2.1, which does not set FI_REMOTE_WRITE,
+        // it is a pointer of the peer's process.
         if has(REMOTE_WRITE) || (has(REMOTE_CQ_DATA) && !has(LOCAL_FLAGS)) {
             if self.internal_receives.is_some()
                 && let Some(Posted::Receive { receive, .. }) = self.end(guard.posted, entry.op_context)
@@ -212,8 +213,8 @@ impl EfaEndpoint {
                     };
                     let status = Status { kind, code: entry.err.abs() };
                     let unconfirmed = Event::FailedUnconfirmed { id, peer, status };
-                    // Without a card, the provider has to connect to the peer again. The engine's next request would
-                    // fail before that, so the engine learns of this failure later. A card has no connection.
+                    // A software provider (`tcp`) first has to connect to the peer again. The engine's next request
+                    // would fail before that, so the engine learns of this failure later. A card has no connection.
                     match queues.device.info.is_card() {
                         true => self.events.push_back(unconfirmed),
                         false => self.deferred.push(self.domain.setup.clock.now(), peer, unconfirmed),

@@ -73,7 +73,8 @@ pub(crate) struct EfaEndpoint {
     /// The reason is a fault of 1.17 (`rxr_cq_write_tx_error`): the provider removes a failed request from its list
     /// once for each packet of the request. This can put another request back on the list. If the address of that other
     /// request's peer were removed, the provider's progress would follow a null pointer. (1.17 also reports one error
-    /// for each packet, so the backend retires contexts.)
+    /// for each packet. So the backend does not use the context of a failed request for a while:
+    /// [`EfaEndpoint::retire`].)
     pub(crate) pinned_addresses: HashSet<PeerSlot>,
     /// Failures that the endpoint keeps for a while, so that the provider can connect to the peer again.
     pub(crate) deferred: DeferredFailures,

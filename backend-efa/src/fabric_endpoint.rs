@@ -72,7 +72,7 @@ impl FabricEndpoint {
 pub(crate) struct Queues {
     pub(crate) ep: Fid<sys::fid_ep>,
     /// The endpoint's name, with the provider shm.
-    _name: Option<shm::Name>,
+    _name: Option<shm::LockedName>,
     pub(crate) cq: Fid<sys::fid_cq>,
     /// Counts the writes and reads of peers, where nothing else tells the worker about them.
     remote_accesses: Option<Fid<sys::fid_cntr>>,

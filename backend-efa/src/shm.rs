@@ -25,14 +25,14 @@ const PREFIX: &str = "multirail:";
 const LOCK_SUFFIX: &str = ".lock";
 
 /// A name that an endpoint uses. Dropped after the endpoint.
-pub(crate) struct Name {
+pub(crate) struct LockedName {
     /// The second file. It stays locked as long as it is open.
     _lock: File,
     /// The path of the second file.
     path: PathBuf,
 }
 
-impl Drop for Name {
+impl Drop for LockedName {
     fn drop(&mut self) {
         // An error means that somebody has removed the file by hand.
         let _ = std::fs::remove_file(&self.path);
@@ -40,7 +40,7 @@ impl Drop for Name {
 }
 
 /// Gives a new name to an endpoint that is not enabled yet.
-pub(crate) fn give_name(ep: &Fid<sys::fid_ep>) -> Result<Name> {
+pub(crate) fn give_name(ep: &Fid<sys::fid_ep>) -> Result<LockedName> {
     remove_stale(Path::new(DIR));
     let start = format!("{PREFIX}{}:{}", pid_namespace(), std::process::id());
     let (name, text) = lock_new_name(Path::new(DIR), &start)?;
@@ -53,7 +53,7 @@ pub(crate) fn give_name(ep: &Fid<sys::fid_ep>) -> Result<Name> {
 }
 
 /// Creates and locks a new name that begins with `start`.
-fn lock_new_name(dir: &Path, start: &str) -> Result<(Name, String)> {
+fn lock_new_name(dir: &Path, start: &str) -> Result<(LockedName, String)> {
     let refused = |why| Error::os("open", format!("a lock for an endpoint of shm in {}", dir.display()), why);
     loop {
         let text = format!("{start}:{:016x}", random_number("open")?);
@@ -61,7 +61,7 @@ fn lock_new_name(dir: &Path, start: &str) -> Result<(Name, String)> {
         let lock = OpenOptions::new().write(true).create_new(true).open(&path).map_err(refused)?;
         // Between creating and locking, another process may have removed the file, because it was not locked.
         match lock.try_lock() {
-            Ok(()) if path.exists() => return Ok((Name { _lock: lock, path }, text)),
+            Ok(()) if path.exists() => return Ok((LockedName { _lock: lock, path }, text)),
             Ok(()) | Err(TryLockError::WouldBlock) => {}
             Err(TryLockError::Error(why)) => return Err(refused(why)),
         }

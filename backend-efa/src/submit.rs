@@ -157,8 +157,8 @@ unsafe fn post_messages(
     })
 }
 
-/// The most writes or reads under one doorbell. In Perplexity's measurements, posting up to 16 writes before polling
-/// is the step that raises the bandwidth from 47.6 to 80.9 % of 32 cards.
+/// The most writes or reads under one doorbell. Perplexity measured this with 32 cards: posting up to 16 writes
+/// before each poll raised the bandwidth from 47.6 to 80.9 % of their line rate.
 pub(crate) const MAX_BATCH: usize = 16;
 
 /// Posts one piece after another, each with its own context, until `post` gives an error. Returns the number of posted

@@ -280,8 +280,9 @@ impl StagedEndpoint {
             if let Some((refused, status)) = error.and_then(|status| Some((peer.outbox.pop_front()?, status)))
             {
                 self.on_completed(refused.id, Err(status), false);
-                // The next poll posts the refused work request again, unless the connection is closing: then all work
-                // requests of the peer end soon.
+                // `on_completed` fails the work request of a refused transfer of the initiator. The next poll posts any
+                // other refused request again (a slot request as a `Cancel`), unless the connection is closing: then
+                // all work requests of the peer end soon.
                 let is_open = |peer: &PeerState| !peer.connection.is_closing();
                 self.made_progress |= self.peers[index].as_ref().is_some_and(is_open);
             } else if accepted < offered {

@@ -114,9 +114,10 @@ impl SlotInitiator {
     }
 
     /// Whether there is room for one more work request of this kind. The queue has room for twice [`SLOT_COUNT`] work
-    /// requests. The initiator takes them in the order of posting, so a longer queue would delay operations that the
-    /// engine would choose before them, and those for other peers. Sends may wait long for the peer's receives, so at
-    /// most half of [`SLOT_COUNT`] sends are queued.
+    /// requests. The initiator keeps the order of posting, even if the engine would now choose another operation first.
+    /// Queued work requests also take up the rail's send window, which requests to other peers need. So a longer queue
+    /// would delay others. Sends may wait long for the peer's receives, so at most half of [`SLOT_COUNT`] sends are
+    /// queued.
     pub(crate) fn has_room(&self, kind: WorkKind) -> bool {
         let is_send = |work: &&StagedWork<WorkEnds>| work.posted.kind == WorkKind::Send;
         self.queue.len() < 2 * SLOT_COUNT

@@ -101,8 +101,9 @@ impl StagingBuffer {
     }
 
     fn lock(&self, device: &Device) -> (Option<PageLock>, Reach) {
-        // SAFETY: the memory stays mapped until the lock is dropped (see `drop`). It was registered with the inner
-        // device before it is page-locked. That is harmless, because GPUs copy from and to it only after this method.
+        // SAFETY: the memory stays mapped until the lock is dropped (see `drop`). `PageLock::new` requires that memory
+        // is locked before it is registered. Here the inner device has registered it before. That is harmless, because
+        // no GPU copies from or to the memory before this method has returned.
         match unsafe { PageLock::new(device, self.memory.as_ptr(), BUFFER_LEN) } {
             Ok(lock) => (Some(lock), Reach::of_host(self.memory.as_ptr() as u64, BUFFER_LEN as u64)),
             Err(why) => {

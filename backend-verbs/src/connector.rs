@@ -9,15 +9,15 @@ use crate::domain::DomainState;
 use crate::flush::FlushTarget;
 use crate::gid::{MOST, choose_common};
 use crate::peers::{ConnectionNumber, Joining, QueuePairs, SlotState, too_late};
-use crate::queue_pair::{Carries, End, PSN_MASK, PortAddress, QueuePair};
+use crate::queue_pair::{Carries, PSN_MASK, PortAddress, QueuePair, QueuePairAddress};
 
 /// The offer of a connection, which the peer needs to connect. The first field is the version of the others.
 #[derive(Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 struct VerbsOffer {
     version: u8,
     address: PortAddress,
-    accesses: Vec<End>,
-    messages: End,
+    accesses: Vec<QueuePairAddress>,
+    messages: QueuePairAddress,
     flush: FlushTarget,
     /// The number of the offered connection. An answer repeats the number of its offer.
     connection: ConnectionNumber,
@@ -66,7 +66,7 @@ impl DomainState {
             return Err(Error::new(ErrorKind::Version, "connect", context));
         }
         let ends = || offer.accesses.iter().chain([&offer.messages]);
-        let is_end = |end: &End| end.number <= PSN_MASK && end.psn <= PSN_MASK;
+        let is_end = |end: &QueuePairAddress| end.number <= PSN_MASK && end.psn <= PSN_MASK;
         let count = 1..=usize::from(MOST_QUEUE_PAIRS);
         if !count.contains(&offer.accesses.len())
             || !ends().all(is_end)

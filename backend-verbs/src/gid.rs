@@ -10,7 +10,7 @@ use multirail_spi::{Error, ErrorKind, Result};
 
 /// The packet format of a GID (`enum ibv_gid_type`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Wire {
+pub(crate) enum GidType {
     InfiniBand,
     RoceV1,
     RoceV2,
@@ -21,7 +21,7 @@ pub(crate) enum Wire {
 pub(crate) struct Gid {
     pub index: u8,
     pub bytes: [u8; 16],
-    pub wire: Wire,
+    pub wire: GidType,
 }
 
 /// The scope of an address: where its packets can go.
@@ -56,9 +56,9 @@ impl Gid {
     /// The reason why an Ethernet port cannot use the GID. `None` if it can.
     fn refusal(&self) -> Option<&'static str> {
         match self.wire {
-            Wire::RoceV2 => None,
-            Wire::RoceV1 => Some("RoCE v1, which no router forwards"),
-            Wire::InfiniBand => Some("of InfiniBand"),
+            GidType::RoceV2 => None,
+            GidType::RoceV1 => Some("RoCE v1, which no router forwards"),
+            GidType::InfiniBand => Some("of InfiniBand"),
         }
     }
 }
@@ -138,19 +138,19 @@ pub(crate) fn choose(all: &[Gid], is_ethernet: bool, asked: Option<u8>) -> Resul
 mod tests {
     use super::*;
 
-    fn gid(index: u8, address: &str, wire: Wire) -> Gid {
+    fn gid(index: u8, address: &str, wire: GidType) -> Gid {
         Gid { index, bytes: address.parse::<Ipv6Addr>().unwrap().octets(), wire }
     }
 
     /// The GIDs of a card with an IPv4 and an IPv6 address.
     fn usual() -> Vec<Gid> {
         vec![
-            gid(0, "fe80::1", Wire::RoceV1),
-            gid(1, "fe80::1", Wire::RoceV2),
-            gid(2, "::ffff:10.77.0.1", Wire::RoceV1),
-            gid(3, "::ffff:10.77.0.1", Wire::RoceV2),
-            gid(4, "2001:db8::1", Wire::RoceV2),
-            gid(5, "::ffff:10.78.0.1", Wire::RoceV2),
+            gid(0, "fe80::1", GidType::RoceV1),
+            gid(1, "fe80::1", GidType::RoceV2),
+            gid(2, "::ffff:10.77.0.1", GidType::RoceV1),
+            gid(3, "::ffff:10.77.0.1", GidType::RoceV2),
+            gid(4, "2001:db8::1", GidType::RoceV2),
+            gid(5, "::ffff:10.78.0.1", GidType::RoceV2),
         ]
     }
 
@@ -179,7 +179,7 @@ mod tests {
         let ours = candidates(&usual(), true, None);
         assert_eq!(ours.iter().map(|gid| gid.index).collect::<Vec<_>>(), [3, 5, 4, 1]);
         let theirs = |all: &[&str]| -> Vec<Gid> {
-            (0..).zip(all).map(|(index, address)| gid(index, address, Wire::RoceV2)).collect()
+            (0..).zip(all).map(|(index, address)| gid(index, address, GidType::RoceV2)).collect()
         };
         let bytes = |gids: &[Gid]| gids.iter().map(|gid| gid.bytes).collect::<Vec<_>>();
         for (peer, want) in [
@@ -217,6 +217,6 @@ mod tests {
         let error = choose(&usual()[..1], true, None).unwrap_err();
         assert!(error.context().contains("turn RoCE v2 on"), "{error}");
         assert!(choose(&[], true, None).unwrap_err().context().contains("give its network interface"));
-        assert_eq!(choose(&[gid(0, "fe80::2", Wire::InfiniBand)], false, None).unwrap().gid.index, 0);
+        assert_eq!(choose(&[gid(0, "fe80::2", GidType::InfiniBand)], false, None).unwrap().gid.index, 0);
     }
 }

@@ -4,7 +4,7 @@ use multirail_spi::Result;
 use rdma_sys as ib;
 
 use crate::device::Device;
-use crate::gid::{Gid, Wire};
+use crate::gid::{Gid, GidType};
 use crate::objects::library;
 use crate::status::os_error;
 
@@ -88,9 +88,9 @@ impl Port {
         let ours = entries[..count].iter().filter(|entry| entry.port_num == u32::from(self.number));
         let gid = |entry: &ib::ibv_gid_entry| {
             let wire = match entry.gid_type {
-                ib::IBV_GID_TYPE_ROCE_V2 => Wire::RoceV2,
-                ib::IBV_GID_TYPE_ROCE_V1 => Wire::RoceV1,
-                _ => Wire::InfiniBand,
+                ib::IBV_GID_TYPE_ROCE_V2 => GidType::RoceV2,
+                ib::IBV_GID_TYPE_ROCE_V1 => GidType::RoceV1,
+                _ => GidType::InfiniBand,
             };
             // SAFETY: both views of the union are 16 bytes.
             Some(Gid { index: u8::try_from(entry.gid_index).ok()?, bytes: unsafe { entry.gid.raw }, wire })

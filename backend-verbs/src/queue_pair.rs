@@ -11,7 +11,7 @@ use crate::status::{EINVAL, os_error};
 
 /// The values that the other side needs to connect to a queue pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub(crate) struct End {
+pub(crate) struct QueuePairAddress {
     pub number: u32,
     /// The number of the first packet that it sends.
     pub psn: u32,
@@ -96,8 +96,8 @@ impl QueuePair {
         Ok(this)
     }
 
-    pub(crate) fn end(&self) -> End {
-        End { number: self.number(), psn: self.psn }
+    pub(crate) fn end(&self) -> QueuePairAddress {
+        QueuePairAddress { number: self.number(), psn: self.psn }
     }
 
     #[inline]
@@ -122,7 +122,7 @@ impl QueuePair {
     pub(crate) fn connect(
         &self,
         address: &PortAddress,
-        end: End,
+        end: QueuePairAddress,
         (ours, theirs): (u8, [u8; 16]),
     ) -> Result<()> {
         let card = &self.card;

@@ -12,8 +12,8 @@ use crate::engine::Work;
 use crate::engine::peer::{CheckedRange, Link, PairedRail};
 use crate::engine::plan::split;
 use crate::observe::OperationKind;
+use crate::operations::{cut_read, cut_write, message};
 use crate::peer::PeerInner;
-use crate::request::{cut_read, cut_write, message};
 use crate::spi::WorkKind;
 use crate::striping::Shares;
 use crate::{

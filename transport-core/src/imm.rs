@@ -18,7 +18,7 @@ pub use mirror::{Mirror, OnPeerClosed};
 use crate::engine::imm::Values;
 use crate::engine::op::{block_on, needs_steps};
 use crate::peer::PeerInner;
-use crate::{Error, ErrorKind, Peer, Result, Signal};
+use crate::{Error, ErrorKind, Result, Signal};
 
 /// The count of one imm value from one peer.
 ///
@@ -29,13 +29,6 @@ use crate::{Error, ErrorKind, Peer, Result, Signal};
 pub struct ImmCounter {
     pub(crate) peer: Arc<PeerInner>,
     pub(crate) imm: u32,
-}
-
-impl Peer {
-    /// The count of one imm value from this peer.
-    pub fn imm(&self, imm: u32) -> ImmCounter {
-        ImmCounter { peer: Arc::clone(&self.0), imm }
-    }
 }
 
 impl ImmCounter {
@@ -184,6 +177,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
+    use crate::Peer;
     use crate::tests::wakers::{Dropping, Woken, poll};
 
     #[test]

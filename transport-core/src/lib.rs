@@ -68,9 +68,7 @@ mod pool;
 mod prepared;
 mod region;
 mod remote;
-mod request;
 mod striping;
-mod submit;
 #[cfg(test)]
 mod tests;
 

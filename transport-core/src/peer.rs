@@ -20,7 +20,7 @@ use crate::engine::index::{GroupIndex, TransportIndex};
 use crate::engine::peer::{Link, PeerState};
 use crate::fabric::FabricInner;
 use crate::spi::{Connector, PeerSlot};
-use crate::{Descriptor, Error, ErrorKind, PeerId, RemoteRegion, Result};
+use crate::{Descriptor, Error, ErrorKind, ImmCounter, PeerId, RemoteRegion, Result};
 
 pub(crate) use barriers::{Barriers, MAX_AHEAD, Refusal};
 pub use closed::PeerClosed;
@@ -334,6 +334,11 @@ impl Peer {
         let renewed = pair.renew(|connector| renew(connector, pair.slot));
         link.engine.wake();
         renewed
+    }
+
+    /// The count of one imm value from this peer.
+    pub fn imm(&self, imm: u32) -> ImmCounter {
+        ImmCounter { peer: Arc::clone(&self.0), imm }
     }
 }
 

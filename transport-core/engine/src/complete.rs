@@ -342,6 +342,7 @@ impl Engine {
         let Some(Some(state)) = self.links.get(link as usize) else { return };
         let in_use = self.active.iter().flatten().any(|active| active.link == link);
         if state.has_failed && state.all_slots().next().is_none() && !in_use {
+            // One engine frees the share, for all engines of the transport.
             if self.handle.first_rail == 0 {
                 self.handle.receiver_credits.close(state.peer.id);
             }

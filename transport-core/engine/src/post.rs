@@ -291,8 +291,8 @@ impl Engine {
     // ---- batches ----
 
     /// Posts one batch per rail. Returns two numbers: that of accepted requests, and that of rails with untried
-    /// operations. An operation is untried if the engine has not offered it since the endpoint last accepted a request.
-    /// The worker must not sleep before the engine has tried all operations.
+    /// operations. After an endpoint has refused a whole batch, the operations that the engine has not offered since
+    /// then are untried: other peers may accept them. The worker must not sleep before the engine has tried all.
     #[inline]
     pub(super) fn post(&mut self) -> (usize, usize) {
         let (mut posted, mut untried_rails) = (std::mem::take(&mut self.posted_at_once), 0);
@@ -403,8 +403,9 @@ impl Engine {
     #[inline]
     fn post_batch(&mut self, rail: usize) -> PostResult {
         let this = &mut self.rails[rail];
-        // SAFETY: every request's spans were checked when it was submitted, and `self.active` holds its
-        // regions and imports until `poll_rails` has seen its end, or will in a moment (`activate`).
+        // SAFETY: every request's spans were checked when it was submitted. `self.active` holds its regions and imports
+        // until `poll_rails` has seen its end. If `activate` posts before it fills `self.active`, it holds them itself
+        // until then.
         unsafe { this.endpoint.post(&this.batch) }
     }
 
@@ -473,7 +474,8 @@ impl Engine {
             if taken == run.count || active.error.is_some() {
                 continue;
             }
-            // A batch may have several runs of one operation, in order: the first refused piece is the next one.
+            // A batch may have several runs of one operation, in order. The engine posts again from the first refused
+            // piece on, so a later run must not raise `next`.
             let share = &mut active.rails[rail];
             share.next = share.next.min(run.first_piece + taken);
             // The endpoint has refused the run at the cut, unless one of that run's requests failed. It has not looked

@@ -82,11 +82,12 @@ pub struct Engine {
     pub(super) handled_events: usize,
     /// The rail that these events are from.
     pub(super) handled_rail: usize,
-    /// No deadline is earlier than this, and no timer of a future is due earlier.
+    /// No deadline of an operation, a revocation or a drain is earlier than this, and no
+    /// [`Timer`](super::timers::Timer) is due earlier.
     pub(super) next_deadline: Time,
     /// No operation stalls earlier than this.
     pub(super) next_stall_check: Time,
-    /// No [`Timer`](super::timers::Timer) of a future is due earlier than this.
+    /// No [`Timer`](super::timers::Timer) is due earlier than this.
     pub(super) next_timer: Time,
     /// The time of this step, once the engine has read the clock.
     pub(super) step_time: Option<Time>,
@@ -184,8 +185,8 @@ impl Engine {
         self.step_time = None;
         let mut events = self.take_commands();
         let (posted, untried_rails) = self.post();
-        // An untried operation is one that the engine has not offered since the endpoint last accepted a request. A
-        // rail with such operations counts as an event, so that the worker does not sleep.
+        // A batch that one peer's full queue refuses may hide operations that other peers would accept. So the engine
+        // tries all operations of a rail before the worker may sleep: until then the rail counts as an event.
         events += posted + untried_rails + self.poll_rails();
         let has_polled_work = self.has_polled_work();
         if has_polled_work {
@@ -204,7 +205,7 @@ impl Engine {
         }
         self.handle.hash.store(self.hash, Ordering::Relaxed);
         // If there was no polled work above, there is none now: only a command adds some, and the commands were taken
-        // before. Then the running operations are all.
+        // before. So no revocation and no drain is outstanding, only the running operations.
         let outstanding = if has_polled_work { self.outstanding() } else { self.running };
         StepReport { events, posted, outstanding }
     }

@@ -99,10 +99,7 @@ impl PeerAdmission {
         lock(&fabric.peers).insert(id, peer.clone());
         for link in peer.0.links.iter().filter(|link| link.is_up()) {
             if link.engine.first_rail == 0 {
-                link.engine
-                    .receiver_credits
-                    .open(peer.0.grantee())
-                    .inspect_err(|error| peer.fail(error.clone()))?;
+                link.engine.receiver_credits.open(peer.0.grantee());
             }
             link.engine.control(Control::Link { peer: peer.0.clone() });
         }

@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::{PeerGroup, refused};
 use crate::engine::Work;
 use crate::engine::peer::{CheckedRange, Link};
-use crate::request::{cut_write, imm_alone};
+use crate::operations::{cut_write, imm_alone};
 use crate::spi::WorkKind;
 use crate::striping::OpSlots;
 use crate::{Error, ImmMode, Op, Peer, Region, RemoteRegion, Result, WriteOptions};

@@ -67,21 +67,18 @@ impl ReceiverCredits {
     }
 
     /// Grants a peer its first credit.
-    ///
-    /// # Errors
-    /// As [`renew`](Self::renew).
-    pub fn open(&self, peer: Grantee<'_>) -> Result<GrantState> {
-        self.renew(peer, 0, 0, |_| ())
+    pub fn open(&self, peer: Grantee<'_>) -> GrantState {
+        self.grant(&mut self.lock(), peer, PeerCredit::default(), |_| ())
     }
 
     /// Grants a peer more after `imms` and `messages` further arrivals, and calls `announce` to tell the peer.
     ///
     /// Several engines may renew one peer's grant at the same time. `announce` runs under the lock, so that the peer
-    /// gets the grants in the order in which they were made: a peer ends the connection if a grant is smaller
-    /// than an earlier one.
+    /// gets the grants in the order in which they were made: a peer ends the connection if a total
+    /// of imms or messages is smaller than an earlier one.
     ///
     /// # Errors
-    /// `Protocol` if the peer sent more than it was granted.
+    /// `Protocol` if the peer sent more than it was granted. `PeerDied` if its share is freed ([`close`](Self::close)).
     pub fn renew(
         &self,
         peer: Grantee<'_>,
@@ -90,7 +87,9 @@ impl ReceiverCredits {
         announce: impl FnOnce(WireGrant),
     ) -> Result<GrantState> {
         let mut table = self.lock();
-        let mut credit = table.peers.get(&peer.id).copied().unwrap_or_default();
+        let Some(mut credit) = table.peers.get(&peer.id).copied() else {
+            return Err(Error::new(ErrorKind::PeerDied, "receive", "the peer is gone"));
+        };
         credit.imms += imms;
         credit.messages += messages;
         let exceeds = |arrived: u64, granted: u64| arrived > granted.saturating_add(TOLERANCE);
@@ -101,6 +100,17 @@ impl ReceiverCredits {
             );
             return Err(Error::new(ErrorKind::Protocol, "receive", why));
         }
+        Ok(self.grant(&mut table, peer, credit, announce))
+    }
+
+    /// Grants a peer more, of which `credit` has arrived. The table is unchanged until the policy has returned.
+    fn grant(
+        &self,
+        table: &mut CreditTable,
+        peer: Grantee<'_>,
+        mut credit: PeerCredit,
+        announce: impl FnOnce(WireGrant),
+    ) -> GrantState {
         let others = table.reserved - credit.reserved;
         let grant = self.policy.grant(&GrantRequest {
             peer: peer.id,
@@ -112,7 +122,7 @@ impl ReceiverCredits {
             free: if self.capacity == u64::MAX { u64::MAX } else { self.capacity.saturating_sub(others) },
             taken: credit.imms + credit.messages,
         });
-        // A grant is never taken back.
+        // The totals of imms and messages never fall. The limit of bytes may.
         let raise = |granted: u64, arrived: u64, window: u64| granted.max(arrived.saturating_add(window));
         credit.granted = WireGrant {
             bytes: grant.bytes,
@@ -123,7 +133,7 @@ impl ReceiverCredits {
         table.reserved = others.saturating_add(credit.reserved);
         table.peers.insert(peer.id, credit);
         announce(credit.granted);
-        Ok(credit.state(self.engines))
+        credit.state(self.engines)
     }
 
     /// The grant of a peer; `None` if it has none.
@@ -131,7 +141,8 @@ impl ReceiverCredits {
         self.lock().peers.get(&peer).map(|credit| credit.state(self.engines))
     }
 
-    /// Frees the share of a peer that is gone. The engines have taken all its arrivals out of their queues.
+    /// Frees the share of a peer that is gone. The transport's first engine calls this once its own rails have no slot
+    /// of the peer any more. Other engines may still poll some of the peer's arrivals.
     pub fn close(&self, peer: PeerId) {
         let mut table = self.lock();
         if let Some(credit) = table.peers.remove(&peer) {
@@ -188,7 +199,7 @@ mod tests {
         let mut arrived = vec![[0_u64; 2]; peers.len()];
         let mut smallest = u64::MAX;
         for peer in &peers {
-            credits.open(*peer).unwrap();
+            credits.open(*peer);
         }
         for _ in 0..5000 {
             let at = random.usize(..peers.len());
@@ -213,7 +224,7 @@ mod tests {
         let credits = credits(1 << 14);
         let peers: Vec<_> = (0..64).map(|_| grantee()).collect();
         for peer in &peers {
-            credits.open(*peer).unwrap();
+            credits.open(*peer);
         }
         for _ in 0..3 {
             for peer in &peers {
@@ -232,7 +243,7 @@ mod tests {
     fn a_peer_that_sends_more_than_granted_is_an_error() {
         let credits = credits(1024);
         let peer = grantee();
-        let granted = credits.open(peer).unwrap();
+        let granted = credits.open(peer);
         credits.renew(peer, granted.grant.imms + TOLERANCE, 0, |_| ()).unwrap();
         let error = credits.renew(peer, 1000, 0, |_| ()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Protocol);
@@ -243,7 +254,7 @@ mod tests {
     fn a_peer_gets_grants_in_the_order_in_which_two_engines_make_them() {
         let credits = ReceiverCredits::new("null".into(), 1 << 20, 2, Arc::new(EvenShares));
         let peer = grantee();
-        credits.open(peer).unwrap();
+        credits.open(peer);
         let announced = Mutex::new(Vec::new());
         let renewals = if cfg!(miri) { 20 } else { 20_000 };
         let engine = || {
@@ -260,6 +271,17 @@ mod tests {
         assert!(announced.is_sorted(), "a grant came behind a larger one");
     }
 
+    #[test]
+    fn the_arrivals_of_a_peer_that_is_gone_reserve_nothing() {
+        let credits = credits(1024);
+        let peer = grantee();
+        credits.open(peer);
+        credits.close(peer.id);
+        assert_eq!(credits.renew(peer, 1, 0, |_| ()).unwrap_err().kind(), ErrorKind::PeerDied);
+        let table = credits.lock();
+        assert_eq!((table.peers.len(), table.reserved), (0, 0));
+    }
+
     struct Greedy;
 
     impl GrantPolicy for Greedy {
@@ -273,7 +295,7 @@ mod tests {
         let credits = ReceiverCredits::new("null".into(), 10, 1, Arc::new(Greedy));
         let peers: Vec<_> = (0..3).map(|_| grantee()).collect();
         for peer in &peers {
-            credits.open(*peer).unwrap();
+            credits.open(*peer);
             let granted = credits.renew(*peer, 5, 5, |_| ()).unwrap();
             assert_eq!(granted.grant, WireGrant { bytes: 0, imms: u64::MAX, messages: u64::MAX });
         }

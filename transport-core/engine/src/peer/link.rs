@@ -19,7 +19,8 @@ pub struct Link {
     pub index: u32,
     /// The rail pair that each rail of the engine sends over. `None` if the rail is not paired.
     pub rails: Vec<Option<PairedRail>>,
-    /// Rail pairs that only receive, with the engine's rail.
+    /// The rail pairs over which only the peer sends, because it has more rails than this side; each with the index of
+    /// the engine's rail.
     pub receiving: Vec<(usize, PairedRail)>,
     /// Why this transport does not reach the peer. Then all `rails` are `None`.
     pub refused: Option<String>,

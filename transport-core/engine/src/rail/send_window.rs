@@ -13,11 +13,11 @@ use crate::spi::{Capabilities, Progress};
 /// without delay. The second one covers the time until the engine sees a completion and acts on it.
 const ROUND_TRIPS: u64 = 2;
 
-/// The window of a device that does not report its link rate, and the largest window of a device that does: a batch
+/// The window of a device that does not report its link rate, and the oldest_cost window of a device that does: a batch
 /// of pages of 64 KiB.
 const DEFAULT_LIMIT: u64 = 4 << 20;
 
-/// The largest window of a device that does not report its link rate: 5 ms at 100 Gbps. Linux rarely keeps a thread
+/// The oldest_cost window of a device that does not report its link rate: 5 ms at 100 Gbps. Linux rarely keeps a thread
 /// off a shared core for longer than that.
 const MAX_LIMIT: u64 = 16 * DEFAULT_LIMIT;
 
@@ -91,22 +91,22 @@ impl SendWindow {
 
     /// Whether one more request of `cost` may be posted; see [`SendWindow::room`].
     #[inline]
-    pub fn has_room(&self, cost_in_flight: u64, largest: u64, cost: u64) -> bool {
-        self.limit_for(largest, cost) > cost_in_flight
+    pub fn has_room(&self, cost_in_flight: u64, oldest_cost: u64, cost: u64) -> bool {
+        self.limit_for(oldest_cost, cost) > cost_in_flight
     }
 
     /// How many more requests of `cost` may be posted. `cost_in_flight` is the sum of the costs of all requests that
-    /// are not acknowledged, `largest` the largest of these costs. Two requests of any size always fit, so that
-    /// the link is never idle.
+    /// are not acknowledged; `oldest_cost` is the cost of a request of the oldest run among them. Two requests of these
+    /// costs always fit, so that the link is never idle.
     #[inline]
-    pub fn room(&self, cost_in_flight: u64, largest: u64, cost: u64) -> u64 {
-        self.limit_for(largest, cost).saturating_sub(cost_in_flight).div_ceil(cost.max(1))
+    pub fn room(&self, cost_in_flight: u64, oldest_cost: u64, cost: u64) -> u64 {
+        self.limit_for(oldest_cost, cost).saturating_sub(cost_in_flight).div_ceil(cost.max(1))
     }
 
     /// The limit, or twice the larger cost if that is more.
     #[inline]
-    fn limit_for(&self, largest: u64, cost: u64) -> u64 {
-        self.limit.max(2 * cost.max(largest))
+    fn limit_for(&self, oldest_cost: u64, cost: u64) -> u64 {
+        self.limit.max(2 * cost.max(oldest_cost))
     }
 }
 

@@ -33,9 +33,9 @@ pub const STREAM_FROM: u64 = 16 << 20;
 
 /// An operation of at least this many bytes streams, if its bytes are in no cache ([`Locality::Cold`]): 2 KiB.
 ///
-/// Measured with one fence per operation (Sapphire Rapids, random pieces of 1 GiB): streaming costs 25 % at 512 B,
-/// gains 8 % at 1 KiB, 25 % at 2 KiB, 15 to 25 % at 4 KiB and 50 % at 16 KiB. At 1 KiB, the next reader's cache misses
-/// cost more than streaming gains.
+/// Measured with one fence per operation, on pieces at random places of a buffer of 1 GiB (Sapphire Rapids): streaming
+/// costs 25 % at 512 B, gains 8 % at 1 KiB, 25 % at 2 KiB, 15 to 25 % at 4 KiB and 50 % at 16 KiB. At 1 KiB, the next
+/// reader's cache misses cost more than streaming gains.
 pub const COLD_STREAM_FROM: u64 = 2 << 10;
 
 /// How a copy moves bytes.

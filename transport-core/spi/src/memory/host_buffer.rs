@@ -7,7 +7,8 @@ use crate::{Error, ErrorKind, Memory, Result};
 /// On Linux, a buffer is a memfd of exactly its size, sealed against resizing, so that a peer process may map it
 /// without fear of `SIGBUS`. Elsewhere it is anonymous memory.
 ///
-/// A buffer of 2 MiB or more lies in huge pages where the kernel has them (from Linux 6.1 on, without a setting).
+/// [`HostBuffer::new`] puts each whole 2 MiB of a buffer into a huge page, whatever the system's settings are, if the
+/// kernel can do it (from Linux 6.1 on).
 pub struct HostBuffer {
     pages: platform::Pages,
     len: usize,

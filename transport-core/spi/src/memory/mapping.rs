@@ -32,7 +32,8 @@ impl Mapping {
             let start = unsafe { rustix::mm::mmap(null_mut(), len, protection, MapFlags::SHARED, file, 0)? };
             return Self::new(start.cast(), len);
         }
-        // A huge page needs an address with the alignment of its offset in the file.
+        // The kernel maps a huge page only if the address and the offset in the file are equal modulo 2 MiB. The offset
+        // is 0 here, so the address must be a multiple of 2 MiB.
         let mut place = Self::reserve(len.checked_add(HUGE).ok_or(io::ErrorKind::OutOfMemory)?)?;
         place.trim(len);
         let (at, flags) = (place.start.as_ptr().cast(), MapFlags::SHARED | MapFlags::FIXED);
@@ -91,7 +92,7 @@ impl Mapping {
         self.len = len;
     }
 
-    /// Replaces the small pages of each whole multiple of 2 MiB by a huge page, whatever the system's defaults are.
+    /// Replaces the small pages of each whole 2 MiB of the mapping by a huge page, whatever the system's defaults are.
     /// The bytes stay the same.
     #[cfg(target_os = "linux")]
     pub fn make_huge(&self) -> io::Result<()> {

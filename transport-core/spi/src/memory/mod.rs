@@ -17,7 +17,8 @@ pub use mapping::commit_file;
 pub use mapping::{Mapping, page_size};
 
 bitflags::bitflags! {
-    /// What peers may do with a registered region. The owner itself may always read from it and receive into it.
+    /// What peers may do with a registered region. The owner itself may always use it: as the source of
+    /// writes and sends, as the destination of reads, and for receives.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
     pub struct Access: u32 {
         /// Peers may write the region.

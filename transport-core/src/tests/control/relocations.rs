@@ -12,14 +12,14 @@ use crate::{ErrorKind, Fabric, FabricBuilder, Listener, TransportConfig};
 
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// AddressRenewals wait here until the test opens the gate, or ends.
-struct Gate {
+/// Renewals wait here until the test opens the gate, or ends.
+struct HeldRenewals {
     open: Arc<(Mutex<bool>, Condvar)>,
     begun: mpsc::Receiver<()>,
     reserved: Arc<AtomicU32>,
 }
 
-impl Gate {
+impl HeldRenewals {
     fn open(&self) {
         *self.open.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
         self.open.1.notify_all();
@@ -40,7 +40,7 @@ impl Gate {
     }
 }
 
-impl Drop for Gate {
+impl Drop for HeldRenewals {
     fn drop(&mut self) {
         self.open();
     }
@@ -52,7 +52,7 @@ fn builder(null: Null) -> FabricBuilder {
 }
 
 /// A side whose renewals wait for the gate.
-fn gated() -> (Gate, Fabric, Listener, String) {
+fn gated() -> (HeldRenewals, Fabric, Listener, String) {
     let open = Arc::new((Mutex::new(false), Condvar::new()));
     let (begins, begun) = mpsc::channel();
     let passes = Arc::clone(&open);
@@ -66,7 +66,7 @@ fn gated() -> (Gate, Fabric, Listener, String) {
     let null = Null { renew: Some(Arc::new(renew)), ..Null::default() };
     let reserved = Arc::clone(&null.reserved);
     let (server, listener, address) = served(builder(null).caller_driven());
-    (Gate { open, begun, reserved }, server, listener, address)
+    (HeldRenewals { open, begun, reserved }, server, listener, address)
 }
 
 fn moved(offer: u32) -> Frame {
