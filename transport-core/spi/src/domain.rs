@@ -99,8 +99,8 @@ pub trait Connector: Send + Sync {
     }
 
     /// Ends the connection. The endpoint reports [`Event::PeerGone`](crate::Event::PeerGone) after the slot's last
-    /// request has ended. The backend may reuse the slot from the next poll on, after the poll that returned the event: by
-    /// then the engine has acted on it.
+    /// request has ended. The backend may reuse the slot from the poll on that follows the one that returned the event:
+    /// by then the engine has acted on it.
     fn disconnect(&self, slot: PeerSlot);
 }
 

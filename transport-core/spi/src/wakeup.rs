@@ -108,8 +108,8 @@ impl From<OwnedFd> for WakeupHandle {
 /// A 32-bit word that this library shares with others: with a GPU kernel that polls it, a CUDA stream that waits for it
 /// or writes it, or another thread. `ImmCounter::mirror` writes one.
 ///
-/// If only threads of the processor use it, an `Arc<AtomicU32>` is enough; a GPU cannot reach that word. Neither [`atomic`](Self::atomic) nor `drop` may block or
-/// panic, because workers call both.
+/// If only threads of the processor use it, an `Arc<AtomicU32>` is enough; a GPU cannot reach that word. Neither
+/// [`atomic`](Self::atomic) nor `drop` may block or panic, because workers call both.
 pub trait Signal: Send + Sync {
     /// The word.
     fn atomic(&self) -> &AtomicU32;
