@@ -206,6 +206,8 @@ impl EfaEndpoint {
                 if queues.emulates_writes {
                     self.pinned_addresses.insert(peer);
                 }
+                // The error says only that the connection has ended: the peer has died, or it does not have the key of
+                // the request. The engine probes the peer to find out.
                 if is_ambiguous(entry.err) {
                     let kind = match is_unreachable(entry.err) {
                         true => ErrorKind::Unreachable,

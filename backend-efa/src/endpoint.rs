@@ -56,7 +56,8 @@ pub(crate) struct EfaEndpoint {
     /// Whether a slot has changed since the last poll. The endpoint may now accept requests that it did not accept
     /// before.
     slots_changed: bool,
-    /// Disconnected slots whose last request has not ended.
+    /// Disconnected slots whose `PeerGone` the endpoint has not queued yet. It does so once the slot's last request has
+    /// ended.
     pub(crate) leaving: Vec<PeerSlot>,
     /// Slots whose `PeerGone` is reported or queued. A slot is free once the engine has acted on that event.
     pub(crate) closed_slots: ClosedSlots,
@@ -84,7 +85,8 @@ pub(crate) struct EfaEndpoint {
     pub(crate) last_error: ErrorText,
     /// The buffer into which completions are read. Taken out while it is in use.
     pub(crate) entries: Option<Box<Entries>>,
-    /// Whether the device is lost. The next poll reports that.
+    /// Whether the device is lost. If it is a card, the next poll reports that. The requests of a software provider
+    /// fail one by one.
     pub(crate) is_lost: bool,
     /// Events to be reported.
     pub(crate) events: VecDeque<Event>,
@@ -288,7 +290,8 @@ impl EfaEndpoint {
         self.closed_slots.take_free(&self.events).for_each(|peer| self.domain.peers.free(peer));
     }
 
-    /// Checks the event queue once in [`POLLS_PER_EVENT_CHECK`] polls. Reports the loss of the device if it is lost.
+    /// For a card: checks the event queue once in [`POLLS_PER_EVENT_CHECK`] polls, and reports the loss of the device
+    /// if it is lost.
     pub(crate) fn check_event_queue(&mut self) {
         let Some(endpoint) =
             self.endpoint.as_deref_mut().filter(|endpoint| endpoint.queues.device.info.is_card())
@@ -383,6 +386,8 @@ impl Endpoint for EfaEndpoint {
                 },
                 // SAFETY: by the caller.
                 Some(SlotView::Up(destination)) => unsafe { self.post_retiring(run, pieces, &destination) },
+                // The peer has not confirmed the address of the current libfabric endpoint yet: the engine tries
+                // again later.
                 Some(SlotView::AwaitingConfirmation) => (0, QUEUE_FULL),
                 _ => (0, PEER_CLOSED),
             };
@@ -447,6 +452,8 @@ impl Endpoint for EfaEndpoint {
         {
             let _ = into.push(event);
         }
+        // The local flushes: bytes in a GPU's memory have to be visible to its readers before the engine sees their
+        // arrival.
         self.domain.device.flushes.flush_if_arrivals(into);
     }
 

@@ -280,9 +280,10 @@ impl StagedEndpoint {
             if let Some((refused, status)) = error.and_then(|status| Some((peer.outbox.pop_front()?, status)))
             {
                 self.on_completed(refused.id, Err(status), false);
-                // `on_completed` fails the work request of a refused transfer of the initiator. The next poll posts any
-                // other refused request again (a slot request as a `Cancel`), unless the connection is closing: then
-                // all work requests of the peer end soon.
+                // `on_completed` has failed the work request whose data the initiator could not transfer. The next poll
+                // posts any other refused request again; a slot request then is a `Cancel`, because its work request
+                // has failed. `made_progress` makes the worker poll at once. If the connection is closing, that is not
+                // needed: all work requests of the peer end soon.
                 let is_open = |peer: &PeerState| !peer.connection.is_closing();
                 self.made_progress |= self.peers[index].as_ref().is_some_and(is_open);
             } else if accepted < offered {

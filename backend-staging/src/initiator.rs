@@ -1,5 +1,6 @@
 //! The initiator of a connection: the engine's work requests to one peer for which this process's memory, the peer's,
-//! or both are staged. The initiator cuts each work request into parts that fit a slot. In this file, to *copy* is to
+//! or both are staged. The initiator cuts each work request into parts that fit a *slot*, 64 KiB of a staging buffer
+//! (`staging_buffer.rs`). In this file, to *copy* is to
 //! copy within a process, by its processor or GPU; to *transfer* is to move bytes by the inner device.
 //!
 //! The steps of a slot for a write or a send:

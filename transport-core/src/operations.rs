@@ -440,7 +440,7 @@ impl Peer {
         let link = slot.link;
         let id = slot.keep();
         let Times { submitted_at, trigger, deadline } = times;
-        let is_only = trigger.is_none() && link.backlog.add(work.weight());
+        let is_only = trigger.is_none() && link.backlog.add(work.backlog_weight());
         let span = self.span(id, &link.engine.label, operation, &work);
         let submission = Submission { id, peer: self.0.clone(), submitted_at, trigger, deadline, work, span };
         link.engine.submit(submission, is_only);

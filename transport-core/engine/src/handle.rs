@@ -197,7 +197,7 @@ impl EngineHandle {
         let closed = || Error::new(ErrorKind::Closed, "submit", "the fabric was closed");
         while let Some(submission) = self.submissions.pop() {
             if submission.trigger.is_none() {
-                submission.peer.links[self.group].backlog.remove(submission.work.weight());
+                submission.peer.links[self.group].backlog.remove(submission.work.backlog_weight());
             }
             let id = submission.id;
             drop(submission);

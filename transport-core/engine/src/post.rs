@@ -120,7 +120,7 @@ impl Engine {
         let died = || Error::new(ErrorKind::PeerDied, "submit", "the peer is gone");
         let error = peer.close_reason().unwrap_or_else(died);
         if trigger.is_none() {
-            peer.links[self.handle.group].backlog.remove(work.weight());
+            peer.links[self.handle.group].backlog.remove(work.backlog_weight());
         }
         self.hash_event(HashedEvent::Activated, id.index.into());
         self.record_started(id, work.operation_kind(), peer_number(peer.id), work.bytes());
@@ -188,8 +188,8 @@ impl Engine {
     /// Posts the only piece of an operation over `rail`, past the rail's queue. Returns `None`, and posts nothing, if
     /// other operations wait there or if there is no room.
     ///
-    /// The queue and the limits of a batch share a rail among operations. If no other operation waits, they are not
-    /// needed.
+    /// Operations share a rail by means of its queue and of the limits of a batch. An operation that waits alone needs
+    /// neither.
     fn post_at_once(
         &mut self,
         op: OpId,
@@ -199,7 +199,8 @@ impl Engine {
     ) -> Option<PostedAtOnce> {
         let this = &mut self.rails[rail];
         let piece = share.next;
-        // The window counts a request as its bytes, or as `min_cost` if that is more.
+        // The window counts a request as its bytes, or as `min_cost` if that is more. It has room for two requests at
+        // least, even if this one, or one of the oldest run in flight, costs more than half of it.
         let cost = this.window.cost(work.shape.piece_bytes().min(work.shape.bytes()));
         let has_room = this.free_send_slots() > 0
             && this.window.has_room(this.inflight.cost_in_flight(), this.inflight.oldest_cost(), cost);
@@ -316,7 +317,7 @@ impl Engine {
     /// Posts one batch on a rail. Returns the number of accepted requests.
     fn post_rail(&mut self, rail: usize, refused_batches: usize) -> usize {
         let this = &mut self.rails[rail];
-        this.window.on_poll(this.inflight.cost_in_flight());
+        this.window.adapt(this.inflight.cost_in_flight());
         let mut bytes = self.fill_batch(rail);
         if self.rails[rail].batch.is_empty() {
             if self.rails[rail].queue.front().is_none() || !self.evict_unresponsive(rail) {

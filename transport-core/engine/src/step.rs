@@ -185,8 +185,9 @@ impl Engine {
         self.step_time = None;
         let mut events = self.take_commands();
         let (posted, untried_rails) = self.post();
-        // A batch that one peer's full queue refuses may hide operations that other peers would accept. So the engine
-        // tries all operations of a rail before the worker may sleep: until then the rail counts as an event.
+        // If one peer's queue is full, the endpoint may refuse a whole batch, although other peers would accept the
+        // operations behind it in the rail's queue. So the engine tries all operations of a rail before the worker may
+        // sleep: until then the rail counts as an event.
         events += posted + untried_rails + self.poll_rails();
         let has_polled_work = self.has_polled_work();
         if has_polled_work {
@@ -417,7 +418,8 @@ impl Engine {
         }
         let grant = self.handle.receiver_credits.state(peer.id);
         let renew_after = grant.map_or([1; 2], |grant| grant.renew_after);
-        // An endpoint may have changed after the handshake: the peer has an old offer then.
+        // An endpoint may have got a new address since the handshake. So the core checks each rail, and sends the peer
+        // the address if the peer does not have the current one.
         (0..self.rails.len()).for_each(|rail| peer.context.endpoint_changed(self.handle.group, rail));
         self.links[index as usize] = Some(LinkState::new(peer, send_slots, receive_slots, renew_after));
         self.handle_early_events(index);
@@ -497,7 +499,7 @@ impl Engine {
         let Some(active) = &mut self.active[op as usize] else { return };
         let trigger = active.trigger.take();
         let link = &active.peer.links[self.handle.group];
-        link.backlog.add(active.work.weight());
+        link.backlog.add(active.work.backlog_weight());
         // The peer may have changed its grant since the operation was activated.
         active.takes_credit = active.work.takes_credit(&link.credit);
         active.last_progress = now;

@@ -79,8 +79,8 @@ pub enum DeliveredCost {
     RoundTrip,
 }
 
-/// Which later arrivals (imms and messages) prove to the target that the bytes of a write are visible there. The write
-/// had completed before the sender posted the arrival.
+/// A sender posts an imm or a message after a write has completed. This says which of these arrivals prove to the
+/// target that the bytes of the write are visible there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DeliveredScope {

@@ -23,7 +23,7 @@ pub enum ErrorKind {
     TooLarge,
     /// The backend, or this platform, cannot do this.
     Unsupported,
-    /// A queue or table is full and the caller asked not to wait.
+    /// Something is in use, or a queue or table is full, and the call does not wait for it. A later call may succeed.
     Busy,
     /// No more of something can be made: peer slots, registrations, memory, file descriptors.
     Exhausted,

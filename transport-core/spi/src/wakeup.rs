@@ -64,8 +64,8 @@ impl WakeupPipe {
 }
 
 impl WakeupHandle {
-    /// Wakes the thread that sleeps on the pipe. Does nothing if the pipe is full, because it is readable already, or
-    /// if its receiving end is closed.
+    /// Wakes the thread that sleeps on the pipe. Does nothing if the pipe is full: then it is readable already. Also
+    /// does nothing if its receiving end is closed.
     pub fn wake(&self) {
         while matches!(self.wake_once(), Err(error) if error.kind() == Os::Interrupted) {}
     }

@@ -74,8 +74,8 @@ impl ReceiverCredits {
     /// Grants a peer more after `imms` and `messages` further arrivals, and calls `announce` to tell the peer.
     ///
     /// Several engines may renew one peer's grant at the same time. `announce` runs under the lock, so that the peer
-    /// gets the grants in the order in which they were made: a peer ends the connection if a total
-    /// of imms or messages is smaller than an earlier one.
+    /// gets the grants in the order in which they were made: a peer ends the connection if a total of imms or messages
+    /// is smaller than an earlier one.
     ///
     /// # Errors
     /// `Protocol` if the peer sent more than it was granted. `PeerDied` if its share is freed ([`close`](Self::close)).
@@ -103,7 +103,9 @@ impl ReceiverCredits {
         Ok(self.grant(&mut table, peer, credit, announce))
     }
 
-    /// Grants a peer more, of which `credit` has arrived. The table is unchanged until the policy has returned.
+    /// Asks the policy what a peer may send from now on, stores that in the table, and calls `announce` with it.
+    /// `credit` is what the peer was granted before, and what of it has arrived. The table is unchanged until the
+    /// policy has returned.
     fn grant(
         &self,
         table: &mut CreditTable,

@@ -157,7 +157,7 @@ impl ActiveOp {
     #[inline]
     pub fn leave_backlog(&self, group: GroupIndex) {
         if self.trigger.is_none() {
-            self.peer.links[group].backlog.remove(self.work.weight());
+            self.peer.links[group].backlog.remove(self.work.backlog_weight());
         }
     }
 

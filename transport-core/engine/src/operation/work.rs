@@ -108,7 +108,7 @@ impl Work {
 
     /// The weight of this engine's pieces in the backlog of their peer.
     #[inline]
-    pub fn weight(&self) -> Weight {
+    pub fn backlog_weight(&self) -> Weight {
         Weight::of(self.bytes(), self.pieces.len())
     }
 

@@ -13,11 +13,11 @@ use crate::spi::{Capabilities, Progress};
 /// without delay. The second one covers the time until the engine sees a completion and acts on it.
 const ROUND_TRIPS: u64 = 2;
 
-/// The window of a device that does not report its link rate, and the oldest_cost window of a device that does: a batch
-/// of pages of 64 KiB.
+/// The window of a device that does not report its link rate: a batch of pages of 64 KiB. The window of a device that
+/// reports it may grow to this size, or to its own two round trips if they are more.
 const DEFAULT_LIMIT: u64 = 4 << 20;
 
-/// The oldest_cost window of a device that does not report its link rate: 5 ms at 100 Gbps. Linux rarely keeps a thread
+/// The largest window of a device that does not report its link rate: 5 ms at 100 Gbps. Linux rarely keeps a thread
 /// off a shared core for longer than that.
 const MAX_LIMIT: u64 = 16 * DEFAULT_LIMIT;
 
@@ -60,10 +60,10 @@ impl SendWindow {
         Self { limit, min_limit: limit, max_limit, was_blocked: false, min_cost }
     }
 
-    /// Adapts the window. The engine calls this once per step; `cost_in_flight` is the sum of the costs of all requests
-    /// that are not acknowledged.
+    /// Adapts the window. The engine calls this before it fills a batch; `cost_in_flight` is the sum of the costs of
+    /// all requests that are not acknowledged.
     #[inline]
-    pub fn on_poll(&mut self, cost_in_flight: u64) {
+    pub fn adapt(&mut self, cost_in_flight: u64) {
         if std::mem::take(&mut self.was_blocked) {
             self.limit = match cost_in_flight {
                 0 => self.limit.saturating_mul(2).min(self.max_limit),
@@ -141,12 +141,12 @@ mod tests {
     #[test]
     fn it_grows_where_polls_are_rare_and_shrinks_where_they_are_not() {
         let mut window = p5();
-        window.on_poll(0);
+        window.adapt(0);
         assert_eq!(window.limit, 400_000, "the window blocked nothing");
         let mut limits = Vec::new();
         for posted in [0, 0, 0, 0, 65536, 65536] {
             window.on_blocked();
-            window.on_poll(posted);
+            window.adapt(posted);
             limits.push(window.limit);
         }
         assert_eq!(
@@ -155,7 +155,7 @@ mod tests {
         );
         for _ in 0..20 {
             window.on_blocked();
-            window.on_poll(1);
+            window.adapt(1);
         }
         assert_eq!(window.limit, 400_000);
     }
@@ -179,7 +179,7 @@ mod tests {
         for posted in [0, 0, 0, 0, 0, 1] {
             limits.push(unknown.limit / DEFAULT_LIMIT);
             unknown.on_blocked();
-            unknown.on_poll(posted);
+            unknown.adapt(posted);
         }
         assert_eq!(limits, [1, 2, 4, 8, 16, 16]);
         assert!(unknown.limit < MAX_LIMIT, "some requests were still posted at a poll");
