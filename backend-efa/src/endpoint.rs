@@ -72,10 +72,10 @@ pub(crate) struct EfaEndpoint {
     /// slots from the address vector.
     ///
     /// The reason is a fault of 1.17 (`rxr_cq_write_tx_error`): the provider removes a failed request from its list
-    /// once for each packet of the request. This can put another request back on the list. If the address of that other
-    /// request's peer were removed, the provider's progress would follow a null pointer. (1.17 also reports one error
-    /// for each packet. So the backend does not use the context of a failed request for a while:
-    /// [`EfaEndpoint::retire`].)
+    /// once for each packet of the request. This can put another request, which has ended, back on the list. If the
+    /// address of that request's peer were removed, the provider's progress would follow a null pointer. Most such
+    /// requests are to the peer of the failed one. (1.17 also reports one error for each packet. So the backend does
+    /// not use the context of a failed request for a while: [`EfaEndpoint::retire`].)
     pub(crate) pinned_addresses: HashSet<PeerSlot>,
     /// Failures that the endpoint keeps for a while, so that the provider can connect to the peer again.
     pub(crate) deferred: DeferredFailures,

@@ -280,10 +280,11 @@ impl StagedEndpoint {
             if let Some((refused, status)) = error.and_then(|status| Some((peer.outbox.pop_front()?, status)))
             {
                 self.on_completed(refused.id, Err(status), false);
-                // `on_completed` has failed the work request whose data the initiator could not transfer. The next poll
-                // posts any other refused request again; a slot request then is a `Cancel`, because its work request
-                // has failed. `made_progress` makes the worker poll at once. If the connection is closing, that is not
-                // needed: all work requests of the peer end soon.
+                // What `on_completed` has done depends on the role of the refused request. If the request carried data
+                // of the initiator, the engine's work request has failed. If it was a slot request, the work request
+                // has failed too, and the next poll posts the slot request again, as a `Cancel`. The next poll also
+                // posts data and responses of the target again. `made_progress` makes the worker poll at once. A
+                // closing connection does not need that: all work requests of its peer end soon.
                 let is_open = |peer: &PeerState| !peer.connection.is_closing();
                 self.made_progress |= self.peers[index].as_ref().is_some_and(is_open);
             } else if accepted < offered {
@@ -426,7 +427,8 @@ impl StagedEndpoint {
         run.imm == Some(WAKE_IMM) && self.domain.connections.of(run.peer).is_some_and(collides)
     }
 
-    /// Whether a run without bytes flushes the device.
+    /// Whether a run without bytes and without an imm is a flush. The engine posts flushes only on a device with
+    /// [`DeliveredScope::Device`].
     fn is_flush(&self, run: &WorkRequest) -> bool {
         let scope = self.domain.inner.capabilities().delivered_scope;
         run.kind == WorkKind::Read && scope == DeliveredScope::Device

@@ -56,8 +56,9 @@ struct WorkEnds {
     local: Option<Arc<StagedRegion>>,
     /// Whether the peer's region is staged.
     is_remote_staged: bool,
-    /// Whether the imm is sent in a slot request. The reason: it equals [`WAKE_IMM`](crate::wire::WAKE_IMM), by which
-    /// slot requests and responses wake the peer's worker, and the peer's endpoint would drop it.
+    /// Whether a slot request carries the imm although the peer's region is not staged. The reason: the imm equals
+    /// [`WAKE_IMM`](crate::wire::WAKE_IMM), by which slot requests and responses wake the peer's worker, so the peer's
+    /// endpoint would drop it. (If the peer's region is staged, a slot request carries the imm anyway.)
     sends_imm_in_slot_request: bool,
 }
 

@@ -199,8 +199,9 @@ impl Engine {
     ) -> Option<PostedAtOnce> {
         let this = &mut self.rails[rail];
         let piece = share.next;
-        // The window counts a request as its bytes, or as `min_cost` if that is more. It has room for two requests at
-        // least, even if this one, or one of the oldest run in flight, costs more than half of it.
+        // The send window counts a request by its cost: its bytes, or `min_cost` if that is more. The window always has
+        // room for two requests, even if this request, or a request of the oldest run in flight, costs more than half
+        // of the window.
         let cost = this.window.cost(work.shape.piece_bytes().min(work.shape.bytes()));
         let has_room = this.free_send_slots() > 0
             && this.window.has_room(this.inflight.cost_in_flight(), this.inflight.oldest_cost(), cost);

@@ -243,9 +243,9 @@ impl Engine {
         let idle_backoff = self.rails.iter().map(|rail| rail.domain.capabilities().idle_backoff).min();
         // The rule is at `Capabilities::idle_backoff`.
         let backoff = idle_backoff.map(|it| (idle / 8).min(it * (self.rails.len() as u32 + 15) / 16));
-        // No event tells that a peer no longer accesses a region. So the engine polls the revocations that a `revoke`
-        // operation waits for. A revocation that no operation waits for ends once this side no longer uses the region,
-        // and the end of that use wakes the worker.
+        // A `revoke` operation waits until no peer accesses the region, and no event tells the engine when that is so.
+        // So the engine polls while any `revoke` operation waits. A revocation that no operation waits for does not
+        // wait for peers: it ends once this side no longer uses the region, and the end of that use wakes the worker.
         let poll_again = if can_be_woken && self.revocations.awaited() == 0 { None } else { backoff };
         // No event tells that a trigger is due.
         let waits_for_trigger = !self.waiting_for_trigger.is_empty();
@@ -636,8 +636,9 @@ impl Engine {
         ended
     }
 
-    /// Fails the revocations whose deadline has passed; returns their number. The regions stay revoked: the engine
-    /// revokes their remaining keys later, once no operation of this side uses them.
+    /// Fails the revocations whose deadline has passed; returns their number. The regions stay revoked. If a
+    /// device has one key for peers and for this side, the engine revokes that key later, once no operation or receive
+    /// of this side uses the region.
     fn expire_revocations(&mut self, now: Time, next: &mut Time) -> usize {
         let mut expired = 0;
         for revocation in self.revocations.iter_mut() {

@@ -51,8 +51,8 @@ pub struct PairedRail {
 }
 
 /// The calls of [`Connector::renew`] that are under way for a slot, after the peer's endpoint has got another address,
-/// and whether the slot is to be disconnected once they have ended. Without this the slot could be another peer's
-/// before they end.
+/// and whether the slot is to be disconnected once they have ended. Without this count, the
+/// slot could be freed and given to another peer while a call of `renew` still changes it.
 ///
 /// The value is twice the number of renewals under way, plus `DISCONNECT`.
 #[derive(Default)]

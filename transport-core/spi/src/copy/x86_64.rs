@@ -16,10 +16,11 @@ pub(super) static AVX2: Implementation = implementation::<Avx2, false>("avx2");
 /// 16-byte registers.
 pub(super) static SSE2: Implementation = implementation::<Sse2, false>("sse2");
 
-/// On Intel's CPUs, a plain copy of at least this many bytes prefetches. Of shorter copies, at least three quarters of
-/// source and destination fit in an L1 of 48 KiB, and prefetches would only cost issue slots. For longer copies they
-/// gain 5 to 15 % (Sapphire Rapids). On a Zen 4, they make no difference up to 512 KiB, and lose 20 % at 1 MiB: without
-/// them, the plain loop is as fast as memcpy there (`benches/benches/copy.rs`).
+/// On Intel's CPUs, a plain copy of at least this many bytes prefetches. A shorter copy touches less than 64 KiB of
+/// source and destination together. An L1 of 48 KiB holds at least three quarters of that, so prefetches would only
+/// cost issue slots. For longer copies they gain 5 to 15 % (Sapphire Rapids). On a Zen 4, they make no difference up to
+/// 512 KiB, and lose 20 % at 1 MiB: without them, the plain loop is as fast as memcpy there
+/// (`benches/benches/copy.rs`).
 const AHEAD_FROM: usize = 32 << 10;
 
 /// A streaming copy copies shorter pieces without streaming: the alignment would cost more than it gains.

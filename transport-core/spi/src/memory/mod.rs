@@ -125,7 +125,8 @@ pub unsafe trait Memory: Send + Sync {
         None
     }
 
-    /// Copies bytes from byte `at` on out of the memory, as [`Memory::store`] copies them in.
+    /// Memory that the processor cannot address copies its own bytes, from byte `at` on, to `into`. Other memory
+    /// returns `None`, and the caller copies. The caller has checked the range.
     fn load(&self, at: usize, into: &mut [u8]) -> Option<Result<()>> {
         let _ = (at, into);
         None
