@@ -73,9 +73,10 @@ pub(crate) struct EfaEndpoint {
     ///
     /// The reason is a fault of 1.17 (`rxr_cq_write_tx_error`): the provider removes a failed request from its list
     /// once for each packet of the request. This can put another request, which has ended, back on the list. If the
-    /// address of that request's peer were removed, the provider's progress would follow a null pointer. Most such
-    /// requests are to the peer of the failed one. (1.17 also reports one error for each packet. So the backend does
-    /// not use the context of a failed request for a while: [`EfaEndpoint::retire`].)
+    /// address of that request's peer were removed, the provider's progress would follow a null pointer. The backend
+    /// keeps the addresses that it knows to be at risk: those of the peers with failed requests. (1.17 also reports one
+    /// error for each packet. So the backend does not use the context of a failed request for a while:
+    /// [`EfaEndpoint::retire`].)
     pub(crate) pinned_addresses: HashSet<PeerSlot>,
     /// Failures that the endpoint keeps for a while, so that the provider can connect to the peer again.
     pub(crate) deferred: DeferredFailures,
