@@ -142,7 +142,7 @@ fn capabilities(device: &Device, queues: &Queues) -> Capabilities {
     it.recv_depth = depth(info.rx().size);
     let largest = info.endpoint().max_msg_size as u64;
     // efa-direct sends a message as one packet. Its `max_msg_size` is that of writes (2.1, `efa_base_ep.c`).
-    let message = if info.is_direct() { info.mtu().unwrap_or(largest) } else { largest };
+    let message = if info.is_efa_direct() { info.mtu().unwrap_or(largest) } else { largest };
     it.max_message = message.min(if info.uses_efa_protocols() { MAX_EFA_MESSAGE } else { MAX_MESSAGE });
     it.max_write = largest.clamp(1, 1 << 30);
     it.chunk = CHUNK;

@@ -235,7 +235,7 @@ impl EfaEndpoint {
         let EndpointGuard { queues, posted, .. } = guard;
         // The length of a card's receive has 16 bits (`efa_io_rx_desc` of rdma-core). No packet is longer, so a longer
         // receive is posted with this length.
-        let longest = if queues.device.info.is_direct() { u64::from(u16::MAX) } else { u64::MAX };
+        let longest = if queues.device.info.is_efa_direct() { u64::from(u16::MAX) } else { u64::MAX };
         for (accepted, receive) in batch.iter().enumerate() {
             if posted.receives == self.recv_depth {
                 return refused_post(accepted, QUEUE_FULL);

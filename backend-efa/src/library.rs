@@ -144,7 +144,7 @@ impl Info {
     }
 
     /// Whether this is the fabric [`EFA_DIRECT`].
-    pub(crate) fn is_direct(&self) -> bool {
+    pub(crate) fn is_efa_direct(&self) -> bool {
         self.fabric_name() == EFA_DIRECT
     }
 
@@ -156,13 +156,13 @@ impl Info {
     /// Whether requests go through the protocols of EFA's provider, as they do on all cards but with [`EFA_DIRECT`].
     /// The provider then keeps state for each peer address, and drops it when the address is removed.
     pub(crate) fn uses_efa_protocols(&self) -> bool {
-        self.is_card() && !self.is_direct()
+        self.is_card() && !self.is_efa_direct()
     }
 
     /// Whether a peer's write with an imm consumes a posted receive. True on `efa-direct` for a card without
     /// unsolicited write receive, or if the environment turns that off.
     pub(crate) fn imms_consume_receives(&self) -> bool {
-        self.is_direct()
+        self.is_efa_direct()
             && (self.get().mode & sys::FI_RX_CQ_DATA != 0 || settings::disables_unsolicited_receives())
     }
 

@@ -149,7 +149,7 @@ impl Device {
     /// whose code was read and tested.
     pub(crate) fn max_batch(&self) -> usize {
         let is_tested = library().is_ok_and(|library| library.version() == sys::version(2, 1));
-        if is_tested && self.info.is_direct() { MAX_BATCH } else { 1 }
+        if is_tested && self.info.is_efa_direct() { MAX_BATCH } else { 1 }
     }
 
     /// Maps the code of a refused post. FI_EIO of a card means that the card is lost. Simulated cards report a loss

@@ -16,8 +16,8 @@ use crate::tag::Tag;
 pub(crate) struct PostConfig {
     /// The bytes of completion data.
     pub(crate) cq_data_size: usize,
-    /// Whether a completion of a message may have completion data without the flag that says so. All messages have
-    /// completion data then.
+    /// Whether a completion of a message may have completion data without the flag that says so. The backend
+    /// sends each message with completion data then (`flags`).
     pub(crate) omits_data_flag: bool,
     /// The most writes or reads under one doorbell: 1 or [`MAX_BATCH`].
     pub(crate) max_batch: usize,

@@ -262,7 +262,7 @@ fn rails(peer: &PeerInner, link: &Link, work: &Work, at_once: bool) -> Result<Ve
             _ => 0,
         };
         let weights: Vec<_> = plans.iter().zip(&link.rails).map(weight).collect();
-        split(pieces, weights.into_iter(), engine.next_first_rail.load(Relaxed), &mut ranges);
+        split(pieces, weights.into_iter(), engine.next_split_from.load(Relaxed), &mut ranges);
         for (plan, range) in plans.iter_mut().zip(&ranges) {
             plan.requests = range.len().into();
             plan.bytes = work.shape.bytes_of(range.start..range.end);

@@ -42,7 +42,8 @@ pub enum Control {
     Revoke { id: Option<OpId>, region: Arc<RegionInner>, deadline: Time },
     /// The user waits until the operations that were submitted to a peer have ended.
     Drain { peer: PeerId, deadline: Time, done: DrainReply },
-    /// The peer of a link has granted us more.
+    /// There is more credit for a link: its peer has granted more, or another engine or a thread on the direct path has
+    /// given some back.
     GrantReceived { link: u32 },
     /// The engine is to renew the grant of a peer.
     RenewGrant { link: u32, peer: PeerId },

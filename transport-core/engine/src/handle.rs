@@ -65,7 +65,7 @@ pub struct EngineHandle {
     pub hash: AtomicU64,
     pub timers: Timers,
     /// The next operation puts its first pieces on this rail, modulo the number of rails. Only the engine changes it.
-    pub next_first_rail: AtomicU32,
+    pub next_split_from: AtomicU32,
     /// The engine itself, on a caller-driven fabric. A thread that waits for an operation drives it.
     caller_driven: OnceLock<Weak<Mutex<Engine>>>,
     links: Mutex<LinkIndices>,
@@ -115,7 +115,7 @@ impl EngineHandle {
             wakeup,
             hash: AtomicU64::new(0),
             timers: Timers::default(),
-            next_first_rail: AtomicU32::new(0),
+            next_split_from: AtomicU32::new(0),
             caller_driven: OnceLock::new(),
             links: Mutex::default(),
             closed: AtomicBool::new(false),

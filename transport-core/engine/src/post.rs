@@ -1,8 +1,8 @@
 //! Posting: the engine activates operations, splits them over its rails, and posts their work requests.
 //!
 //! A plan is expanded into work requests only when they are posted. An operation is in the queue of each rail for
-//! which it has pieces; each step posts one batch per rail. An operation that is the only one takes a shorter path
-//! ([`Engine::post_at_once`]).
+//! which it has pieces; each step posts one batch per rail. If an operation has only one piece, and no other operation
+//! waits on its rail, the engine usually posts the piece without the queue ([`Engine::post_at_once`]).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -166,8 +166,9 @@ impl Engine {
             }
             return (1, first);
         }
-        let first_rail = self.handle.next_first_rail.load(Relaxed);
-        self.handle.next_first_rail.store(first_rail.wrapping_add(1), Relaxed);
+        // The split begins with another rail for each operation, so that the first rail does not get all single pieces.
+        let split_from = self.handle.next_split_from.load(Relaxed);
+        self.handle.next_split_from.store(split_from.wrapping_add(1), Relaxed);
         let pieces = work.pieces.len();
         if let ([rail], 1) = (&mut rails[..], pieces) {
             (rail.range, rail.next) = (work.pieces, work.pieces.start);
@@ -176,7 +177,7 @@ impl Engine {
         // A warm-up has one piece for each rail, whatever the weights are.
         let is_warm_up = matches!(work.shape, Shape::WarmUp { .. });
         let weight = |rail: &ActiveRail| if is_warm_up { rail.weight.min(1) } else { rail.weight };
-        split(work.pieces, rails.iter().map(weight), first_rail, &mut self.ranges);
+        split(work.pieces, rails.iter().map(weight), split_from, &mut self.ranges);
         rails.iter_mut().zip(&self.ranges).for_each(|(rail, range)| {
             rail.range = *range;
             rail.next = range.start;
@@ -199,9 +200,9 @@ impl Engine {
     ) -> Option<PostedAtOnce> {
         let this = &mut self.rails[rail];
         let piece = share.next;
-        // The send window counts a request by its cost: its bytes, or `min_cost` if that is more. The window always has
-        // room for two requests, even if this request, or a request of the oldest run in flight, costs more than half
-        // of the window.
+        // The send window counts a request by its cost: its bytes, or `min_cost` if that is more. The window counts as
+        // at least twice the cost of this request, and of a request of the oldest run in flight: one large request in
+        // flight never keeps the next one from being posted.
         let cost = this.window.cost(work.shape.piece_bytes().min(work.shape.bytes()));
         let has_room = this.free_send_slots() > 0
             && this.window.has_room(this.inflight.cost_in_flight(), this.inflight.oldest_cost(), cost);
@@ -623,7 +624,8 @@ impl Engine {
         }
     }
 
-    /// The peer has granted us more.
+    /// Queues the operations again that wait for credit: the peer has granted more, or another engine or a thread on
+    /// the direct path has given credit back.
     pub(super) fn on_grant_received(&mut self, link: u32) {
         let Some(Some(state)) = self.links.get(link as usize) else { return };
         state.peer.links[self.handle.group].credit.clear_notified();

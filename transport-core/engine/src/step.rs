@@ -255,8 +255,9 @@ impl Engine {
         poll_again.into_iter().chain(poll_triggers).chain(due).min()
     }
 
-    /// When the engine has something to do without a command or an event: a deadline, a stall check, or a rail's own
-    /// timer.
+    /// When the engine has something to do without a command or an event: a deadline, a stall check, the timer of a
+    /// future or of an endpoint, or the eviction of requests that do not complete. An eviction is due only if no
+    /// request has ended in the meantime.
     pub fn due(&self) -> Time {
         let rails = self.rails.iter().zip(&self.handle.counts).map(|(rail, counts)| rail.due(counts.ended()));
         rails.fold(self.next_deadline.min(self.next_stall_check), Time::min)

@@ -84,6 +84,6 @@ pub enum Armed {
     /// [`Armed::Unsupported`].
     #[cfg(unix)]
     FdOrTimeout(RawFd),
-    /// The endpoint cannot wake its caller: sleep for at most `Capabilities::idle_backoff`.
+    /// The endpoint cannot wake its caller, which sleeps no longer than by the rule of `Capabilities::idle_backoff`.
     Unsupported,
 }
