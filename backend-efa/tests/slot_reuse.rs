@@ -8,40 +8,38 @@ use std::time::Instant;
 use multirail_spi::{Completions, Event, PeerSlot};
 use side::{LIMIT, Side};
 
-impl Side {
-    fn prepare(&self) -> PeerSlot {
-        self.domain.connector().prepare().unwrap().0
-    }
+fn prepare(side: &Side) -> PeerSlot {
+    side.domain.connector().prepare().unwrap().0
+}
 
-    /// Polls, with room for one event, until the event is a `PeerGone`. Returns its slot.
-    fn wait_for_peer_gone(&mut self) -> PeerSlot {
-        let start = Instant::now();
-        while start.elapsed() < LIMIT {
-            let mut completions = Completions::with_room(1);
-            self.endpoint.poll(&mut completions);
-            if let [Event::PeerGone { peer }] = completions.as_slice() {
-                return *peer;
-            }
+/// Polls, with room for one event, until the event is a `PeerGone`. Returns its slot.
+fn wait_for_peer_gone(side: &mut Side) -> PeerSlot {
+    let start = Instant::now();
+    while start.elapsed() < LIMIT {
+        let mut completions = Completions::with_room(1);
+        side.endpoint.poll(&mut completions);
+        if let [Event::PeerGone { peer }] = completions.as_slice() {
+            return *peer;
         }
-        panic!("no PeerGone");
     }
+    panic!("no PeerGone");
 }
 
 #[test]
 fn a_slot_is_reused_after_the_poll_that_follows_its_event() {
     let Some(mut here) = Side::open() else { return };
-    let slots = [here.prepare(), here.prepare()];
+    let slots = [prepare(&here), prepare(&here)];
     slots.into_iter().for_each(|slot| here.domain.connector().disconnect(slot));
-    let first = here.wait_for_peer_gone();
+    let first = wait_for_peer_gone(&mut here);
     assert!(
-        !slots.contains(&here.prepare()),
+        !slots.contains(&prepare(&here)),
         "the engine could take the former peer's event for the new peer's"
     );
     // The event of the other slot waits for room now.
-    let second = here.wait_for_peer_gone();
+    let second = wait_for_peer_gone(&mut here);
     assert_eq!([first.min(second), first.max(second)], slots);
-    assert_eq!(here.prepare(), first);
-    assert!(!slots.contains(&here.prepare()));
+    assert_eq!(prepare(&here), first);
+    assert!(!slots.contains(&prepare(&here)));
     here.endpoint.poll(&mut Completions::with_room(1));
-    assert_eq!(here.prepare(), second);
+    assert_eq!(prepare(&here), second);
 }
