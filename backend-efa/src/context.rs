@@ -8,7 +8,7 @@ use std::ffi::c_void;
 use libfabric_sys as sys;
 use multirail_spi::{PeerSlot, ReceiveRequest, Time};
 
-/// What was posted with a context.
+/// A request or a receive that was posted with a context.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Posted {
     Request {

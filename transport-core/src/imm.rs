@@ -178,7 +178,8 @@ mod tests {
 
     use super::*;
     use crate::Peer;
-    use crate::tests::wakers::{Dropping, Woken, poll};
+    use crate::tests::wakers::Dropping;
+    use limit::{Woken, poll};
 
     #[test]
     fn an_arrival_wakes_only_those_due() {

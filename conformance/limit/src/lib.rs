@@ -8,11 +8,15 @@
 //!   this process has a processor to itself for: on a machine where eight threads want each core,
 //!   a limit of 20 s takes about 160 s.
 //!
-//! [`lines`] makes a channel of a child process's output, for [`Limit::receive`].
+//! [`Woken`] is a waker that counts how often a future's waker is woken. [`lines`] makes a channel of a child process's output, for [`Limit::receive`].
+
+mod woken;
 
 use std::io::{BufRead, BufReader, Read};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
+
+pub use woken::{Woken, poll};
 
 /// The limit of a wait that the library under test counts, in wall time.
 ///

@@ -101,34 +101,12 @@ impl TakenWakers {
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
+mod tests {
     use std::sync::Arc;
-    use std::sync::atomic::{AtomicUsize, Ordering};
-    use std::task::Wake;
+
+    use limit::Woken;
 
     use super::*;
-
-    /// A waker that counts how often it is woken.
-    #[derive(Default)]
-    pub struct Woken(AtomicUsize);
-
-    impl Wake for Woken {
-        fn wake(self: Arc<Self>) {
-            self.0.fetch_add(1, Ordering::Relaxed);
-        }
-    }
-
-    impl Woken {
-        /// How often the waker was woken since the last call.
-        pub fn take(&self) -> usize {
-            self.0.swap(0, Ordering::Relaxed)
-        }
-
-        /// How many clones of the waker exist.
-        pub fn kept(self: &Arc<Self>) -> usize {
-            Arc::strong_count(self) - 1
-        }
-    }
 
     fn waker() -> (Arc<Woken>, Waker) {
         let woken = Arc::<Woken>::default();

@@ -66,7 +66,7 @@ pub enum Revocation {
     Late,
 }
 
-/// What it costs to wait until a write is delivered.
+/// The cost of waiting until a write is delivered.
 ///
 /// A write is *reusable* once its source may be written again. It is *delivered* once its bytes are in the target's
 /// memory. A completion of the engine means delivered.
@@ -142,7 +142,7 @@ pub struct Capabilities {
     pub abort_scope: AbortScope,
     /// How the domain revokes keys.
     pub revocation: Revocation,
-    /// What it costs to wait until a write is delivered.
+    /// The cost of waiting until a write is delivered.
     pub delivered: DeliveredCost,
     /// Which later arrivals prove that the bytes of a completed write are visible.
     pub delivered_scope: DeliveredScope,

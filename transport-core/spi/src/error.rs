@@ -197,7 +197,7 @@ impl Error {
         self.0.operation
     }
 
-    /// What is known about the failure, and what to do next.
+    /// The text that says what is known about the failure, and what to do next.
     pub fn context(&self) -> &str {
         &self.0.context
     }

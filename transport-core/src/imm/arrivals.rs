@@ -88,8 +88,8 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::tests::wakers::{Woken, poll};
     use crate::{ErrorKind, Peer};
+    use limit::{Woken, poll};
 
     fn next(arrivals: &mut Arrivals, woken: &Arc<Woken>) -> Option<Option<Result<u64, ErrorKind>>> {
         let waker = std::task::Waker::from(Arc::clone(woken));

@@ -55,8 +55,9 @@ impl Drop for PeerClosed {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tests::wakers::{Dropping, Woken, poll};
+    use crate::tests::wakers::Dropping;
     use crate::{ErrorKind, Peer};
+    use limit::{Woken, poll};
 
     #[test]
     fn closed_resolves_and_leaves_nothing_behind() {

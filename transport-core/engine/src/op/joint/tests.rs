@@ -1,14 +1,14 @@
 //! Joint operations over an op table whose engine is the test.
 
-use std::task::Waker;
 use std::time::Duration;
+
+use limit::{Woken, poll};
 
 use super::*;
 use crate::HandleSetup;
 use crate::flow_control::{EvenShares, ReceiverCredits};
 use crate::index::{GroupIndex, TransportIndex};
 use crate::trace::StallMonitor;
-use crate::waker_set::tests::Woken;
 use crate::{ErrorKind, WakeupPipe};
 
 const SHORT: Duration = Duration::from_millis(2);
@@ -30,12 +30,6 @@ fn engine() -> Arc<EngineHandle> {
         receiver_credits: Arc::new(ReceiverCredits::new("none".into(), u64::MAX, 1, Arc::new(EvenShares))),
     };
     Arc::new(EngineHandle::new(setup, wakeup))
-}
-
-/// Polls once, with `waker`.
-fn poll<F: Future + Unpin>(future: &mut F, waker: &Arc<Woken>) -> Poll<F::Output> {
-    let waker = Waker::from(Arc::clone(waker));
-    Pin::new(future).poll(&mut Context::from_waker(&waker))
 }
 
 /// Submits `count` operations to the engine. Returns their ids too.
