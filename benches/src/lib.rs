@@ -4,6 +4,7 @@
 pub mod compare;
 pub mod driven_fabric;
 pub mod inside;
+pub mod list_load;
 pub mod load;
 pub mod ping_pong;
 pub mod processes;

@@ -3,6 +3,7 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
+use benches::list_load::ListLoad;
 use benches::{Driven, FabricPair, LIMIT, shuffled};
 use transport_core::{Pages, WriteOptions};
 
@@ -52,6 +53,19 @@ fn prepared_writes_allocate_nothing() {
         let prepared = pair.peer.prepare_write_pages(&pair.src, &from, &pair.dst, &to, PAGE, &options);
         let prepared = prepared.expect("prepared");
         let post = || assert_eq!(prepared.post().unwrap().wait(LIMIT).unwrap().bytes, bytes as u64);
+        assert_eq!(allocations(100, post), 0);
+    }
+}
+
+#[test]
+fn prepared_lists_allocate_nothing() {
+    for pair in [FabricPair::null(Driven::ByCaller, 4, PAGE), FabricPair::open(Driven::ByCaller, PAGE)] {
+        let pair = pair.expect("devices open");
+        let load = ListLoad::new(&pair, 16, PAGES).expect("lists");
+        let options = WriteOptions::new();
+        let list = pair.peer.prepare_write_list(&load.local, &load.from, &load.remote, &load.to, &options);
+        let list = list.expect("prepared");
+        let post = || assert_eq!(list.post().unwrap().wait(LIMIT).unwrap().bytes, list.bytes());
         assert_eq!(allocations(100, post), 0);
     }
 }

@@ -27,7 +27,24 @@ impl CheckedRegion {
     /// Allocates `len` bytes of the fabric's kind of memory and fills them with the content of `seed`.
     #[track_caller]
     pub(crate) fn new(fabric: &TrialFabric, len: usize, access: Access, seed: u64) -> TestResult<Self> {
-        let region = fabric.region(len, access)?;
+        Self::filled(fabric.region(None, len, access)?, seed)
+    }
+
+    /// As [`CheckedRegion::new`]. Registers the memory near one rail group only.
+    #[track_caller]
+    pub(crate) fn near(
+        fabric: &TrialFabric,
+        group: usize,
+        len: usize,
+        access: Access,
+        seed: u64,
+    ) -> TestResult<Self> {
+        Self::filled(fabric.region(Some(group), len, access)?, seed)
+    }
+
+    #[track_caller]
+    fn filled(region: Region, seed: u64) -> TestResult<Self> {
+        let len = region.len();
         let expected = content(seed, len);
         region.copy_in(0, &expected)?;
         Ok(Self { region, expected })

@@ -154,14 +154,18 @@ impl TrialFabric {
         Self { side, ..self }
     }
 
-    /// A region in this side's kind of memory.
+    /// A region in this side's kind of memory, registered near one rail group if `near` names one.
     #[track_caller]
-    pub(crate) fn region(&self, len: usize, access: Access) -> TestResult<Region> {
-        match self.backend.memory(self.side, len).map_err(TrialFailure::new)? {
-            None => Ok(self.fabric.alloc(len, access)?),
+    pub(crate) fn region(&self, near: Option<usize>, len: usize, access: Access) -> TestResult<Region> {
+        let memory = self.backend.memory(self.side, len).map_err(TrialFailure::new)?;
+        Ok(match (memory, near) {
+            (None, None) => self.fabric.alloc(len, access)?,
+            (None, Some(group)) => self.fabric.alloc_near(group, len, access)?,
             // SAFETY: the backend under test allocated the memory just now, and only the region knows it.
-            Some(memory) => Ok(unsafe { self.fabric.register(memory, access) }?),
-        }
+            (Some(memory), None) => unsafe { self.fabric.register(memory, access) }?,
+            // SAFETY: as above.
+            (Some(memory), Some(group)) => unsafe { self.fabric.register_near(group, memory, access) }?,
+        })
     }
 }
 

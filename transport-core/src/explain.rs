@@ -14,10 +14,12 @@ use crate::engine::plan::split;
 use crate::observe::OperationKind;
 use crate::operations::{cut_read, cut_write, message};
 use crate::peer::PeerInner;
+use crate::prepared::Part;
 use crate::spi::WorkKind;
 use crate::striping::Shares;
 use crate::{
-    Pages, Peer, PreparedWrite, ReadOptions, Region, RemoteRegion, Result, SendOptions, WriteOptions,
+    Pages, Peer, PreparedTransfer, ReadOptions, Region, RemoteRegion, Result, SendOptions, Trigger,
+    WriteOptions,
 };
 
 /// What a request would do now: the result of [`Peer::explain_write`] and its siblings. It prints as a table.
@@ -32,8 +34,8 @@ pub struct Explanation {
     pub peer: String,
     /// The transports in order of preference, and whether the request takes them.
     pub transports: Vec<TransportChoice>,
-    /// How bytes get to the remote region, as in [`RemoteRegion::path`]; `None` for a message.
-    pub path: Option<&'static str>,
+    /// How bytes get to the remote regions, as in [`RemoteRegion::path`]: each way once. `None` for a message.
+    pub path: Option<String>,
     /// Why the device does not move the local region's bytes by itself; `None` if it does.
     pub staging_reason: Option<String>,
     /// Why the request does not run in the calling thread; `None` if it does.
@@ -93,9 +95,8 @@ impl Peer {
     ) -> Result<Explanation> {
         let (link, span) = self.check_write(src, range, dst, offset, options, "write")?;
         let work = options.work(cut_write(link, span, options, "write")?, src, dst);
-        let why = || "it waits for its trigger, which the worker polls".into();
-        let queued = options.trigger.as_ref().map(|_| why()).or_else(|| why_queued(link, src, dst, span));
-        explain(&self.0, link, OperationKind::Write, &work, queued)
+        let queued = why_waits(options.trigger.as_ref()).or_else(|| why_queued(link, src, dst, span));
+        explain(&self.0, link, &work, queued)
     }
 
     /// Explains what [`Peer::write_pages_with`] with these arguments would do now.
@@ -130,7 +131,25 @@ impl Peer {
         let (link, span) = self.check_read(dst, range, src, offset)?;
         let shape = cut_read(link, span)?;
         let work = Work { kind: WorkKind::Read, ..options.as_write().work(shape, dst, src) };
-        explain(&self.0, link, OperationKind::Read, &work, why_queued(link, dst, src, span))
+        let queued = why_waits(options.trigger.as_ref()).or_else(|| why_queued(link, dst, src, span));
+        explain(&self.0, link, &work, queued)
+    }
+
+    /// Explains what [`Peer::read_pages_with`] with these arguments would do now.
+    ///
+    /// # Errors
+    /// As [`Peer::explain_write`].
+    pub fn explain_read_pages(
+        &self,
+        dst: &Region,
+        to: impl Into<Pages>,
+        src: &RemoteRegion,
+        from: impl Into<Pages>,
+        page: usize,
+        options: &ReadOptions,
+    ) -> Result<Explanation> {
+        let (link, work) = self.plan_read_pages(dst, to.into(), src, from.into(), page, options)?;
+        explain_pages(&self.0, link, &work)
     }
 
     /// Explains what [`Peer::send_with`] with these arguments would do now.
@@ -152,24 +171,32 @@ impl Peer {
             }
             Some(_) => None,
         };
-        explain(&self.0, link, OperationKind::Send, &work, queued)
+        explain(&self.0, link, &work, queued)
     }
 }
 
-impl PreparedWrite {
-    /// Explains what a post would do now.
+impl PreparedTransfer {
+    /// Explains what a post would do now: one explanation for each part, that is, for all regions that lie on the same
+    /// rails. Pages have one part.
     ///
     /// # Errors
-    /// Those of [`PreparedWrite::post`] before submission.
-    pub fn explain(&self) -> Result<Explanation> {
-        let (peer, link, work) = self.checked()?;
-        explain_pages(&peer.0, link, work)
+    /// Those of [`PreparedTransfer::post`] before submission.
+    pub fn explain(&self) -> Result<Vec<Explanation>> {
+        self.check()?;
+        let peer = &self.peer().0;
+        let explain = |part: &Part| explain_pages(peer, peer.first_link_of(part.transport), &part.work);
+        self.parts().iter().map(explain).collect()
     }
 }
 
 fn explain_pages(peer: &PeerInner, link: &Link, work: &Work) -> Result<Explanation> {
-    let why = "paged writes are posted in batches, by the worker";
-    explain(peer, link, OperationKind::WritePages, work, Some(why.into()))
+    let why = "pages and lists are posted in batches, by the worker";
+    explain(peer, link, work, Some(why.into()))
+}
+
+/// The reason why an operation waits in the worker, if it has a trigger.
+fn why_waits(trigger: Option<&Trigger>) -> Option<String> {
+    trigger.map(|_| "it waits for its trigger, which the worker polls".into())
 }
 
 /// The reason why a request to a region goes to the worker, if it does.
@@ -194,13 +221,7 @@ fn closed(link: &Link, max: Option<u64>, len: u64) -> String {
     }
 }
 
-fn explain(
-    peer: &PeerInner,
-    link: &Link,
-    operation: OperationKind,
-    work: &Work,
-    queued: Option<String>,
-) -> Result<Explanation> {
+fn explain(peer: &PeerInner, link: &Link, work: &Work, queued: Option<String>) -> Result<Explanation> {
     let taken = link.engine.transport;
     let transports = peer.first_links().map(|other| TransportChoice {
         transport: other.label.clone(),
@@ -214,14 +235,19 @@ fn explain(
         },
     });
     Ok(Explanation {
-        operation,
+        operation: work.operation_kind(),
         bytes: work.shape.bytes(),
         peer: format!("{} ({})", peer.id, peer.context.identity.host),
         transports: transports.collect(),
-        path: work.remote.as_ref().map(|remote| remote.path()),
-        staging_reason: work.local.as_ref().and_then(|local| {
-            let regions = local.regions[taken].iter().flatten();
-            regions.filter_map(|region| region.staging_reason()).next().map(str::to_owned)
+        path: work.remote.as_ref().map(|_| {
+            let mut paths: Vec<_> = work.remotes().map(|remote| remote.path()).collect();
+            paths.sort_unstable();
+            paths.dedup();
+            paths.join("; ")
+        }),
+        staging_reason: work.locals().find_map(|local| {
+            let mut regions = local.regions[taken].iter().flatten();
+            regions.find_map(|region| region.staging_reason()).map(str::to_owned)
         }),
         streams: copy::strategy(work.shape.bytes(), work.locality) == CopyStrategy::Stream,
         imm: match work.imm {
@@ -262,7 +288,7 @@ fn rails(peer: &PeerInner, link: &Link, work: &Work, at_once: bool) -> Result<Ve
             _ => 0,
         };
         let weights: Vec<_> = plans.iter().zip(&link.rails).map(weight).collect();
-        split(pieces, weights.into_iter(), engine.next_split_from.load(Relaxed), &mut ranges);
+        split(&work.shape, pieces, weights.into_iter(), engine.next_split_from.load(Relaxed), &mut ranges);
         for (plan, range) in plans.iter_mut().zip(&ranges) {
             plan.requests = range.len().into();
             plan.bytes = work.shape.bytes_of(range.start..range.end);
@@ -305,7 +331,7 @@ impl fmt::Display for Explanation {
             let verdict = if choice.taken { "taken" } else { "not taken" };
             writeln!(f, "  {head:<10} {}: {verdict}: {}", choice.transport, choice.why)?;
         }
-        if let Some(path) = self.path {
+        if let Some(path) = &self.path {
             writeln!(f, "  {:<10} {path}", "region by")?;
         }
         if let Some(reason) = &self.staging_reason {

@@ -55,6 +55,7 @@ mod fabric;
 pub mod fuzz;
 mod group;
 mod imm;
+mod list;
 mod no_transport;
 pub mod observe;
 mod operations;
@@ -89,6 +90,7 @@ pub use fabric::{
 };
 pub use group::{Barrier, PeerGroup, ScatterPart};
 pub use imm::{Arrivals, Expect, ImmCounter, Mirror, NextArrivals, OnPeerClosed};
+pub use list::{LocalList, RegionList, RemoteList, Selection};
 use multirail_control as control;
 use multirail_engine as engine;
 pub use multirail_spi as spi;
@@ -100,7 +102,7 @@ pub use p2pmem::{P2pAllocator, P2pMemory};
 pub use pages::Pages;
 pub use peer::{Drain, Peer, PeerClosed};
 pub use pool::{NextMessage, RecvPool};
-pub use prepared::PreparedWrite;
+pub use prepared::PreparedTransfer;
 pub use region::Region;
 pub use remote::RemoteRegion;
 #[cfg(unix)]

@@ -9,10 +9,10 @@ use crate::engine::memory::RemoteInner;
 use crate::engine::op::OpId;
 use crate::engine::peer::{CheckedRange, Link};
 use crate::engine::plan::Shape;
-use crate::engine::{Submission, Work};
+use crate::engine::{ImmCountdown, Submission, Work};
 use crate::options::{PER_WR_UNIT, ReadOptions, SendOptions, WriteOptions};
 use crate::pages::Pages;
-use crate::prepared::PreparedWrite;
+use crate::prepared::{Part, PreparedTransfer};
 use crate::spi::{Capabilities, Operations, WorkKind};
 use crate::striping::{OpSlot, OpSlots};
 use crate::{Access, Error, ErrorKind, ImmMode, Op, Peer, Region, RemoteRegion, Result, Time, Trigger};
@@ -150,10 +150,9 @@ impl Peer {
         to: impl Into<Pages>,
         page: usize,
         options: &WriteOptions,
-    ) -> Result<PreparedWrite> {
+    ) -> Result<PreparedTransfer> {
         let (_, work) = self.plan_write_pages(src, from.into(), dst, to.into(), page, options)?;
-        let (trigger, deadline) = (options.trigger.clone(), options.deadline);
-        Ok(PreparedWrite { peer: self.clone(), transport: dst.0.transport, work, trigger, deadline })
+        Ok(PreparedTransfer::new(self, vec![Part { transport: dst.0.transport, work }], options))
     }
 
     /// Checks a paged write. Returns the link, and the work to submit over it.
@@ -166,29 +165,108 @@ impl Peer {
         page: usize,
         options: &WriteOptions,
     ) -> Result<(&Link, Work)> {
+        self.plan_pages(WorkKind::Write, (src, from), (dst, to), page, options)
+    }
+
+    /// Reads pages of `page` bytes: into the i-th page of `to` in `dst` from the i-th page of `from` in `src`. The local
+    /// side comes first, as in [`Peer::read`].
+    ///
+    /// # Errors
+    /// Those of [`Peer::write_pages`]. `Unsupported` names a transport that cannot read.
+    pub fn read_pages(
+        &self,
+        dst: &Region,
+        to: impl Into<Pages>,
+        src: &RemoteRegion,
+        from: impl Into<Pages>,
+        page: usize,
+    ) -> Result<Op> {
+        self.read_pages_with(dst, to, src, from, page, &ReadOptions::default())
+    }
+
+    /// As [`Peer::read_pages`], with options.
+    pub fn read_pages_with(
+        &self,
+        dst: &Region,
+        to: impl Into<Pages>,
+        src: &RemoteRegion,
+        from: impl Into<Pages>,
+        page: usize,
+        options: &ReadOptions,
+    ) -> Result<Op> {
+        let (link, work) = self.plan_read_pages(dst, to.into(), src, from.into(), page, options)?;
+        self.submit_when(link, work, options.trigger.as_ref(), options.deadline, "read_pages")
+    }
+
+    /// Prepares a [`Peer::read_pages_with`] with these arguments, to be posted many times.
+    ///
+    /// # Errors
+    /// Those of [`Peer::read_pages_with`] before submission.
+    pub fn prepare_read_pages(
+        &self,
+        dst: &Region,
+        to: impl Into<Pages>,
+        src: &RemoteRegion,
+        from: impl Into<Pages>,
+        page: usize,
+        options: &ReadOptions,
+    ) -> Result<PreparedTransfer> {
+        let (_, work) = self.plan_read_pages(dst, to.into(), src, from.into(), page, options)?;
+        let part = Part { transport: src.0.transport, work };
+        Ok(PreparedTransfer::new(self, vec![part], &options.as_write()))
+    }
+
+    /// Checks a paged read. Returns the link, and the work to submit over it.
+    pub(crate) fn plan_read_pages(
+        &self,
+        dst: &Region,
+        to: Pages,
+        src: &RemoteRegion,
+        from: Pages,
+        page: usize,
+        options: &ReadOptions,
+    ) -> Result<(&Link, Work)> {
+        self.plan_pages(WorkKind::Read, (dst, to), (src, from), page, &options.as_write())
+    }
+
+    /// Checks a paged write or read.
+    fn plan_pages(
+        &self,
+        kind: WorkKind,
+        (local, local_pages): (&Region, Pages),
+        (remote, remote_pages): (&RemoteRegion, Pages),
+        page: usize,
+        options: &WriteOptions,
+    ) -> Result<(&Link, Work)> {
         let page = page as u64;
-        let count = u32::try_from(from.len()).unwrap_or(u32::MAX);
-        if page == 0 || from.is_empty() || from.len() != to.len() || count == u32::MAX {
+        let (name, operations, access) = match kind {
+            WorkKind::Read => ("read_pages", Operations::READ, Access::REMOTE_READ),
+            WorkKind::Write | WorkKind::Send => ("write_pages", Operations::WRITE, Access::REMOTE_WRITE),
+        };
+        let count = u32::try_from(local_pages.len()).unwrap_or(u32::MAX);
+        if page == 0 || local_pages.is_empty() || local_pages.len() != remote_pages.len() || count == u32::MAX
+        {
             let why = format!(
-                "there are {} source pages and {} destination pages of {page} bytes; both lists need the same length, and neither they nor the pages may be empty",
-                from.len(),
-                to.len()
+                "there are {} local pages and {} remote pages of {page} bytes; both lists need the same length, and neither they nor the pages may be empty",
+                local_pages.len(),
+                remote_pages.len()
             );
-            return Err(Error::new(ErrorKind::InvalidRequest, "write_pages", why));
+            return Err(Error::new(ErrorKind::InvalidRequest, name, why));
         }
-        src.0.check_usable("write_pages")?;
-        from.check(page, src.0.len(), "source")?;
-        to.check(page, dst.0.len, "destination")?;
-        dst.0.check(0, page, Access::REMOTE_WRITE, "write_pages")?;
-        let link = self.link_to(src, &dst.0, "write_pages")?;
-        let caps = link.capabilities_for(Operations::WRITE, options.imm, "write_pages")?;
+        local.0.check_usable(name)?;
+        local_pages.check(page, local.0.len(), "local", name)?;
+        remote_pages.check(page, remote.0.len, "remote", name)?;
+        remote.0.check(0, page, access, name)?;
+        let link = self.link_to(local, &remote.0, name)?;
+        let caps = link.capabilities_for(operations, options.imm, name)?;
         if page > caps.max_write {
             let why =
-                format!("a page has {page} bytes; this transport writes at most {} at once", caps.max_write);
-            return Err(Error::new(ErrorKind::TooLarge, "write_pages", why));
+                format!("a page has {page} bytes; this transport moves at most {} at once", caps.max_write);
+            return Err(Error::new(ErrorKind::TooLarge, name, why));
         }
-        let shape = Shape::Pages { local: from.layout(page), remote: to.layout(page), page, count };
-        Ok((link, options.work(shape, src, dst)))
+        let (local_layout, remote_layout) = (local_pages.layout(page), remote_pages.layout(page));
+        let shape = Shape::Pages { local: local_layout, remote: remote_layout, page, count };
+        Ok((link, Work { kind, ..options.work(shape, local, remote) }))
     }
 
     /// Reads into a range of `dst` from `offset` bytes into `src`.
@@ -206,15 +284,16 @@ impl Peer {
         options: &ReadOptions,
     ) -> Result<Op> {
         let (link, span) = self.check_read(dst, range, src, offset)?;
-        let options = options.as_write();
-        if let Some(op) = link.try_direct(&dst.0, &src.0, span, WorkKind::Read, None, options.locality) {
-            return Ok(op);
+        if options.trigger.is_none() {
+            if let Some(op) = link.try_direct(&dst.0, &src.0, span, WorkKind::Read, None, options.locality) {
+                return Ok(op);
+            }
+            if let Some(op) = link.try_direct_device_memory(&dst.0, &src.0, span, WorkKind::Read, None) {
+                return Ok(op);
+            }
         }
-        if let Some(op) = link.try_direct_device_memory(&dst.0, &src.0, span, WorkKind::Read, None) {
-            return Ok(op);
-        }
-        let work = Work { kind: WorkKind::Read, ..options.work(cut_read(link, span)?, dst, src) };
-        self.submit(link, work, options.deadline, "read")
+        let work = Work { kind: WorkKind::Read, ..options.as_write().work(cut_read(link, span)?, dst, src) };
+        self.submit_when(link, work, options.trigger.as_ref(), options.deadline, "read")
     }
 
     /// Sends a range of `src` as one message into a receive that the peer has posted. If the peer has posted none, the
@@ -405,6 +484,36 @@ impl Peer {
         Ok(self.submit_with(slots, work, times, operation))
     }
 
+    /// Submits the parts of an operation as one. All parts have the same imm; one that comes last comes after all parts.
+    pub(crate) fn submit_parts(
+        &self,
+        parts: impl IntoIterator<Item = Part>,
+        trigger: Option<&Trigger>,
+        deadline: Option<Duration>,
+        operation: &'static str,
+    ) -> Result<Op> {
+        let times = self.times(trigger, deadline);
+        let mut shares = Vec::new();
+        for Part { transport, work } in parts {
+            match OpSlots::take(&self.0, self.0.first_link_of(transport), &work, operation)? {
+                OpSlots::One(slot) => shares.push((slot, work)),
+                OpSlots::Many(slots, _) => {
+                    shares.extend(
+                        slots.into_iter().map(|(slot, pieces)| (slot, Work { pieces, ..work.clone() })),
+                    );
+                }
+            }
+        }
+        let imm_comes_last = |(_, work): &(_, Work)| work.imm.is_some() && work.imm_mode == ImmMode::Last;
+        let imm_countdown = (shares.len() > 1 && shares.first().is_some_and(imm_comes_last))
+            .then(|| Arc::new(ImmCountdown::new(shares.len() as u32)));
+        let ops = shares.into_iter().map(|(slot, work)| {
+            let work = Work { imm_countdown: imm_countdown.clone(), ..work };
+            self.submit_to(slot, work, times.clone(), operation)
+        });
+        Ok(Op::all(ops.collect()))
+    }
+
     /// The times of an operation that is submitted now.
     #[inline]
     pub(crate) fn times(&self, trigger: Option<&Trigger>, deadline: Option<Duration>) -> Times {
@@ -509,7 +618,12 @@ fn per_wr_chunk(caps: &Capabilities, operation: &'static str) -> Result<u64> {
 impl ReadOptions {
     /// The same options for the code that reads and writes share.
     pub(crate) fn as_write(&self) -> WriteOptions {
-        WriteOptions { deadline: self.deadline, locality: self.locality, ..WriteOptions::DEFAULT }
+        WriteOptions {
+            deadline: self.deadline,
+            locality: self.locality,
+            trigger: self.trigger.clone(),
+            ..WriteOptions::DEFAULT
+        }
     }
 }
 

@@ -104,6 +104,8 @@ pub struct ReadOptions {
     pub deadline: Option<Duration>,
     /// What the caller knows about the caches.
     pub locality: Locality,
+    /// The trigger that the operation waits for before it begins: [`ReadOptions::when`].
+    pub trigger: Option<Trigger>,
 }
 
 impl ReadOptions {
@@ -121,6 +123,12 @@ impl ReadOptions {
     /// Fails the operation after `span`.
     pub fn deadline(mut self, span: Duration) -> Self {
         self.deadline = Some(span);
+        self
+    }
+
+    /// Begins the operation once `signal` has reached `value`: see [`WriteOptions::when`].
+    pub fn when(mut self, signal: Arc<dyn Signal>, value: u32) -> Self {
+        self.trigger = Some(Trigger::new(signal, value));
         self
     }
 }

@@ -68,7 +68,7 @@ impl Pages {
     }
 
     /// Checks that every page lies in a region of `region` bytes. The largest index decides.
-    pub(crate) fn check(&self, page: u64, region: u64, side: &str) -> Result<()> {
+    pub(crate) fn check(&self, page: u64, region: u64, side: &str, operation: &'static str) -> Result<()> {
         let stride = self.stride.unwrap_or(page);
         let end = u64::from(self.max_index)
             .checked_mul(stride)
@@ -78,7 +78,7 @@ impl Pages {
             Some(end) if end <= region => Ok(()),
             _ => Err(Error::new(
                 ErrorKind::OutOfBounds,
-                "write_pages",
+                operation,
                 format!(
                     "{side} page {} (offset {}, stride {stride}, page {page}) ends beyond the region of {region} bytes",
                     self.max_index, self.offset
@@ -169,7 +169,7 @@ mod tests {
         fn bounds_are_those_of_the_largest_page(indices in prop::collection::vec(0_u32.., 1..50), stride in 0_usize..1 << 40, offset in 0_usize..1 << 40, page in 1_u64..1 << 30, region in 0_u64..1 << 62) {
             let pages = Pages::new(indices.clone()).stride(stride).offset(offset);
             let inside = indices.iter().all(|index| u128::from(*index) * stride as u128 + offset as u128 + u128::from(page) <= u128::from(region));
-            prop_assert_eq!(pages.check(page, region, "source").is_ok(), inside);
+            prop_assert_eq!(pages.check(page, region, "source", "write_pages").is_ok(), inside);
         }
     }
 }

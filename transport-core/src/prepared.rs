@@ -1,4 +1,4 @@
-//! Writes that are checked and planned once and posted many times.
+//! Transfers that are checked and planned once and posted many times.
 
 use std::fmt;
 use std::sync::Arc;
@@ -6,83 +6,116 @@ use std::time::Duration;
 
 use crate::engine::Work;
 use crate::engine::index::TransportIndex;
-use crate::engine::peer::Link;
-use crate::{Access, Op, Peer, Result, Signal, Trigger};
+use crate::{Error, ErrorKind, Op, Peer, Result, Signal, Trigger, WriteOptions};
 
-/// A paged write that is ready to be posted many times, as in a loop over a KV cache.
+/// A transfer of pages or of a list that is ready to be posted many times, as in a loop over a KV cache.
 ///
 /// Lists, bounds, access rights and capabilities were checked when it was prepared. A post checks only what may have
-/// changed since: that the peer is alive, and that no region was revoked. A post allocates nothing. Several posts of
-/// one prepared write may be under way at once.
+/// changed since: that the peer is alive, and that no region was revoked. A post allocates nothing, unless several rail
+/// groups share the transfer. Several posts of one prepared transfer may be under way at once.
 ///
-/// A prepared write keeps the regions alive, but not the peer's connection.
-pub struct PreparedWrite {
-    pub(crate) peer: Peer,
-    pub(crate) transport: TransportIndex,
-    pub(crate) work: Work,
-    pub(crate) trigger: Option<Trigger>,
-    pub(crate) deadline: Option<Duration>,
+/// A prepared transfer keeps the regions alive, but not the peer's connection.
+pub struct PreparedTransfer {
+    peer: Peer,
+    /// At least one.
+    parts: Vec<Part>,
+    trigger: Option<Trigger>,
+    deadline: Option<Duration>,
 }
 
-impl PreparedWrite {
-    /// Submits the write.
+/// A part of a transfer: what the rails of one transport carry that reach all its regions.
+#[derive(Clone)]
+pub(crate) struct Part {
+    pub transport: TransportIndex,
+    pub work: Work,
+}
+
+impl PreparedTransfer {
+    /// A transfer of at least one part.
+    pub(crate) fn new(peer: &Peer, parts: Vec<Part>, options: &WriteOptions) -> Self {
+        let (trigger, deadline) = (options.trigger.clone(), options.deadline);
+        Self { peer: peer.clone(), parts, trigger, deadline }
+    }
+
+    /// Submits the transfer.
     ///
     /// # Errors
-    /// `PeerDied`, `Revoked` (either region), `Closed`; `Busy` if `max_operations` are under way.
+    /// `PeerDied`, `Revoked` (any region), `Closed`; `Busy` if `max_operations` are under way.
     pub fn post(&self) -> Result<Op> {
-        let (peer, link, work) = self.checked()?;
-        peer.submit_when(link, work.clone(), self.trigger.as_ref(), self.deadline, "write_pages")
+        self.submit(None, self.trigger.as_ref())
     }
 
     /// Submits the write with another imm than it was prepared with.
     ///
     /// # Errors
-    /// Those of [`PreparedWrite::post`], and `InvalidRequest` if the write was prepared without an imm: then nothing
-    /// has checked whether the transport carries imms.
+    /// Those of [`PreparedTransfer::post`], and `InvalidRequest` if the transfer was prepared without an imm: then
+    /// nothing has checked whether the transport carries imms.
     pub fn post_with_imm(&self, imm: u32) -> Result<Op> {
-        if self.work.imm.is_none() {
-            let why =
-                "the write was prepared without an imm; prepare it with any imm, and post it with this one";
-            return Err(crate::Error::new(crate::ErrorKind::InvalidRequest, "write_pages", why));
+        if self.parts[0].work.imm.is_none() {
+            let why = "the transfer was prepared without an imm; prepare a write with any imm, and post it with \
+                       this one";
+            return Err(Error::new(ErrorKind::InvalidRequest, self.name(), why));
         }
-        let (peer, link, work) = self.checked()?;
-        let work = Work { imm: Some(imm), ..work.clone() };
-        peer.submit_when(link, work, self.trigger.as_ref(), self.deadline, "write_pages")
+        self.submit(Some(imm), self.trigger.as_ref())
     }
 
-    /// Submits the write to begin once `signal` has reached `value`: see
-    /// [`WriteOptions::when`](crate::WriteOptions::when). A loop of steps posts it in advance, with a value that is one
-    /// higher each time.
+    /// Submits the transfer to begin once `signal` has reached `value`: see [`WriteOptions::when`]. A loop of steps
+    /// posts it in advance, with a value that is one higher each time.
     ///
     /// # Errors
-    /// Those of [`PreparedWrite::post`].
+    /// Those of [`PreparedTransfer::post`].
     pub fn post_when(&self, signal: Arc<dyn Signal>, value: u32) -> Result<Op> {
-        let (peer, link, work) = self.checked()?;
-        let trigger = Trigger::new(signal, value);
-        peer.submit_when(link, work.clone(), Some(&trigger), self.deadline, "write_pages")
+        self.submit(None, Some(&Trigger::new(signal, value)))
+    }
+
+    /// Submits the transfer, with another imm if there is one.
+    fn submit(&self, imm: Option<u32>, trigger: Option<&Trigger>) -> Result<Op> {
+        self.check()?;
+        let (peer, name) = (&self.peer, self.name());
+        let with_imm = |part: &Part| {
+            let mut part = part.clone();
+            part.work.imm = imm.or(part.work.imm);
+            part
+        };
+        if let [part] = &self.parts[..] {
+            let Part { transport, work } = with_imm(part);
+            return peer.submit_when(peer.0.first_link_of(transport), work, trigger, self.deadline, name);
+        }
+        peer.submit_parts(self.parts.iter().map(with_imm), trigger, self.deadline, name)
     }
 
     /// Bytes of one post.
     pub fn bytes(&self) -> u64 {
-        self.work.shape.bytes()
+        self.parts.iter().map(|part| part.work.shape.bytes()).sum()
     }
 
-    /// Makes the checks of a post. Returns the peer, the link, and the work that a post submits.
-    pub(crate) fn checked(&self) -> Result<(&Peer, &Link, &Work)> {
+    /// The name of the operation in errors.
+    fn name(&self) -> &'static str {
+        self.parts[0].work.operation_kind().name()
+    }
+
+    /// Makes the checks of a post.
+    pub(crate) fn check(&self) -> Result<()> {
         self.peer.0.check_alive()?;
-        if let Some(local) = &self.work.local {
-            local.check_usable("write_pages")?;
-        }
-        if let Some(remote) = &self.work.remote {
-            remote.check(0, 0, Access::REMOTE_WRITE, "write_pages")?;
-        }
-        Ok((&self.peer, self.peer.0.first_link_of(self.transport), &self.work))
+        self.parts.iter().try_for_each(|part| part.work.check_regions(self.name()))
+    }
+
+    pub(crate) fn peer(&self) -> &Peer {
+        &self.peer
+    }
+
+    pub(crate) fn parts(&self) -> &[Part] {
+        &self.parts
     }
 }
 
-impl fmt::Debug for PreparedWrite {
+impl fmt::Debug for PreparedTransfer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let pages = self.work.shape.piece_count();
-        f.debug_struct("PreparedWrite").field("pages", &pages).field("bytes", &self.bytes()).finish()
+        let requests: u64 = self.parts.iter().map(|part| u64::from(part.work.shape.piece_count())).sum();
+        f.debug_struct("PreparedTransfer")
+            .field("operation", &self.name())
+            .field("requests", &requests)
+            .field("bytes", &self.bytes())
+            .finish()
     }
 }

@@ -59,7 +59,7 @@ impl<'a> Shares<'a> {
         let whole: u64 = chosen.clone().map(|(_, capacity)| capacity).sum();
         let mut from = 0;
         let parts = chosen.map(|(link, capacity)| {
-            let pieces = work.pieces.part(from, from + capacity, whole);
+            let pieces = work.shape.part(work.pieces, from, from + capacity, whole);
             from += capacity;
             (link, pieces)
         });

@@ -10,7 +10,8 @@ use std::process::{Command, ExitCode};
 use std::sync::Arc;
 
 use backend_loopback::Null;
-use benches::{Driven, FabricPair, shuffled};
+use benches::list_load::ListLoad;
+use benches::{Driven, FabricPair, LIMIT, shuffled};
 use transport_core::copy::{CopyStrategy, copy};
 use transport_core::{Pages, Region, Result, WriteOptions};
 
@@ -20,6 +21,8 @@ const ROUNDS: u64 = 200;
 const WARM: u64 = 20;
 const NULL_PAGE: usize = 64 << 10;
 const NULL_PAGES: u32 = 1024;
+const ENTRIES: u32 = 4096;
+const REGIONS: u32 = 64;
 
 /// A measured loop, its name, the operations per round and the limit beyond the copy.
 struct Case {
@@ -65,6 +68,22 @@ const CASES: &[Case] = &[
         limit: 3700,
     },
     Case {
+        name: "entry of a prepared list, 4096 x 4 KiB over 64 regions, null",
+        open: one_rail,
+        measured: prepared_lists,
+        copies: bare_lists,
+        per_round: ENTRIES as u64,
+        limit: 60,
+    },
+    Case {
+        name: "entry of a list selected by index, 4096 x 4 KiB over 64 regions, null",
+        open: one_rail,
+        measured: selected_lists,
+        copies: bare_lists,
+        per_round: ENTRIES as u64,
+        limit: 150,
+    },
+    Case {
         name: "turn in which nothing happens, null",
         open: silent,
         measured: idle_turns,
@@ -80,6 +99,10 @@ fn loopback() -> Result<FabricPair> {
 
 fn null() -> Result<FabricPair> {
     FabricPair::null(Driven::ByCaller, 4, NULL_PAGES as usize * NULL_PAGE)
+}
+
+fn one_rail() -> Result<FabricPair> {
+    FabricPair::null(Driven::ByCaller, 1, PAGE)
 }
 
 /// Each poll brings an imm.
@@ -139,6 +162,31 @@ fn batches(pair: &FabricPair) {
 fn null_batches(pair: &FabricPair) {
     let (from, to) = (Pages::new(shuffled(NULL_PAGES, 1)), Pages::new(shuffled(NULL_PAGES, 2)));
     (0..ROUNDS).for_each(|_| pair.write_pages(&from, &to, NULL_PAGE).expect("write_pages"));
+}
+
+#[inline(never)]
+fn prepared_lists(pair: &FabricPair) {
+    let load = ListLoad::new(pair, REGIONS, ENTRIES).expect("lists");
+    let options = WriteOptions::new();
+    let prepared = pair.peer.prepare_write_list(&load.local, &load.from, &load.remote, &load.to, &options);
+    let prepared = prepared.expect("prepared");
+    (0..ROUNDS).for_each(|_| _ = prepared.post().expect("post").wait(LIMIT).expect("done"));
+}
+
+#[inline(never)]
+fn selected_lists(pair: &FabricPair) {
+    let load = ListLoad::new(pair, REGIONS, ENTRIES).expect("lists");
+    let options = WriteOptions::new();
+    for _ in 0..ROUNDS {
+        let op = pair.peer.write_list(&load.local, &load.from, &load.remote, &load.to, &options);
+        op.expect("write_list").wait(LIMIT).expect("done");
+    }
+}
+
+/// Makes the lists, once, as the loops do.
+#[inline(never)]
+fn bare_lists(pair: &FabricPair) {
+    black_box(ListLoad::new(pair, REGIONS, ENTRIES).expect("lists"));
 }
 
 /// A null device copies nothing; what stands around the loop is subtracted alike.
@@ -209,13 +257,20 @@ fn report() -> ExitCode {
 fn count(index: usize, which: &str) -> std::result::Result<u64, String> {
     let program = std::env::current_exe().map_err(|e| e.to_string())?;
     let functions: &[&str] = match which {
-        "bare" => &["instructions::bare_copies*", "instructions::bare_batches*", "instructions::nothing*"],
+        "bare" => &[
+            "instructions::bare_copies*",
+            "instructions::bare_batches*",
+            "instructions::bare_lists*",
+            "instructions::nothing*",
+        ],
         _ => &[
             "instructions::writes*",
             "instructions::batches*",
             "instructions::null_batches*",
             "instructions::lone_writes*",
             "instructions::idle_turns*",
+            "instructions::prepared_lists*",
+            "instructions::selected_lists*",
         ],
     };
     let mut valgrind = Command::new("valgrind");

@@ -79,6 +79,7 @@ fn outward(fabric: &TrialFabric, peer: &Peer, helper: &mut HelperProcess) -> Tes
     near.fill(3)?;
     let (from, to) = permutation(1500, 4);
     helper.command("fill far 3")?;
+    let order: Vec<_> = from.iter().copied().zip(to.iter().copied()).collect();
     let (from, to) = (Pages::new(from), Pages::new(to));
     let options = WriteOptions::new().imm(50).per_wr();
     peer.write_pages_with(&near.region, &from, &remote, &to, 4096, &options)?.wait(LIMIT)?;
@@ -86,6 +87,13 @@ fn outward(fabric: &TrialFabric, peer: &Peer, helper: &mut HelperProcess) -> Tes
     // The inverse permutation returns every page to its offset in the helper's region.
     peer.write_pages(&near.region, &to, &remote, &to, 4096)?.wait(LIMIT)?;
     helper.command("check-all far")?;
+    far.fill(3)?;
+    peer.read_pages(&near.region, &to, &remote, &from, 4096)?.wait(LIMIT)?;
+    for (from, to) in order {
+        near.expect_from(to as usize * 4096, &far, from as usize * 4096..(from as usize + 1) * 4096);
+    }
+    near.check("1500 pages, read")?;
+    near.fill(3)?;
     let most = peer.max_message() as usize;
     for len in [0, 1, 4096, most] {
         helper.command(&format!("receive far {} {}", LEN / 2, most))?;

@@ -2,7 +2,8 @@
 
 use transport_core::spi::Operations;
 use transport_core::{
-    Access, Error, ErrorKind, Explanation, Op, Pages, RailCounters, ReadOptions, SendOptions, WriteOptions,
+    Access, Error, ErrorKind, Explanation, LocalList, Op, Pages, RailCounters, ReadOptions, RemoteList,
+    SendOptions, WriteOptions,
 };
 
 use crate::backend_under_test::Variant;
@@ -51,6 +52,13 @@ fn check_explanation(
     Ok(explanation)
 }
 
+/// The only explanation of a transfer whose regions lie on the same rails.
+fn only_part(parts: Result<Vec<Explanation>, Error>) -> Result<Explanation, Error> {
+    let mut parts = parts?;
+    assert_eq!(parts.len(), 1, "the transfer has one part");
+    Ok(parts.remove(0))
+}
+
 /// A pair with one rail group: an explanation does not say which of several groups takes the next request, nor which
 /// completes last.
 fn one_group(context: &TrialContext) -> TestResult<SimPair> {
@@ -74,7 +82,7 @@ fn of_every_request(context: &TrialContext) -> TestResult {
                 check_explanation(&pair, explanation, || to.write_with(src, 0..len, &remote, 0, &options))?;
             at_once += u32::from(explanation.queued.is_none());
             ensure_eq("an imm", explanation.imm.is_some(), options.imm.is_some())?;
-            ensure_eq("the path", explanation.path, Some(remote.path()))?;
+            ensure_eq("the path", explanation.path, Some(remote.path().into()))?;
         }
         let explanation = to.explain_read(src, 0..len, &remote, 0, &ReadOptions::new());
         check_explanation(&pair, explanation, || to.read(src, 0..len, &remote, 0))?;
@@ -88,7 +96,7 @@ fn of_every_request(context: &TrialContext) -> TestResult {
         })?;
         let prepared = to.prepare_write_pages(src, &from, &remote, &onto, 4096, &options)?;
         for _ in 0..3 {
-            check_explanation(&pair, prepared.explain(), || prepared.post())?;
+            check_explanation(&pair, only_part(prepared.explain()), || prepared.post())?;
         }
     }
     let inbox = CheckedRegion::new(&pair.b, 100, FULL_ACCESS, 1)?;
@@ -99,6 +107,18 @@ fn of_every_request(context: &TrialContext) -> TestResult {
         })?;
         ensure_eq("the path of a message", explanation.path, None)?;
     }
+    let reads = ReadOptions::new();
+    let explanation = to.explain_read_pages(src, &onto, &remote, &from, 4096, &reads);
+    check_explanation(&pair, explanation, || to.read_pages(src, &onto, &remote, &from, 4096))?;
+    let (mut mine, mut theirs) = (LocalList::new(), RemoteList::new());
+    mine.push_strided(src, 7, 512, 90, 1024)?;
+    theirs.push_strided(&remote, 3, 512, 90, 513)?;
+    for options in [plain.clone(), plain.clone().imm(3), plain.clone().imm(4).per_wr()] {
+        let explanation = only_part(to.explain_write_list(&mine, .., &theirs, .., &options));
+        check_explanation(&pair, explanation, || to.write_list(&mine, .., &theirs, .., &options))?;
+    }
+    let explanation = only_part(to.explain_read_list(&mine, 0..50, &theirs, 0..50, &reads));
+    check_explanation(&pair, explanation, || to.read_list(&mine, 0..50, &theirs, 0..50, &reads))?;
     if context.variant != Variant::Plain {
         ensure_eq("what runs in this thread, past a link model", at_once, 0)?;
     }

@@ -17,6 +17,7 @@ mod futures;
 mod grant;
 mod groups;
 mod imm;
+mod lists;
 mod message;
 mod mirror;
 mod order;
@@ -48,6 +49,7 @@ pub fn trials() -> impl Iterator<Item = &'static Trial> {
         pages::TRIALS,
         prepared::TRIALS,
         imm::TRIALS,
+        lists::TRIALS,
         mirror::TRIALS,
         trigger::TRIALS,
         scatter::TRIALS,

@@ -1,6 +1,6 @@
 //! Prepared writes: they are checked once and posted many times, and a post still fails when it must.
 
-use transport_core::{Access, ErrorKind, Pages, PreparedWrite, WriteOptions};
+use transport_core::{Access, ErrorKind, Pages, PreparedTransfer, WriteOptions};
 
 use crate::check::{TestResult, ensure, ensure_eq, ensure_err};
 use crate::checked_region::{CheckedRegion, FULL_ACCESS};
@@ -37,7 +37,7 @@ fn prepare(
     src: &CheckedRegion,
     dst: &CheckedRegion,
     options: &WriteOptions,
-) -> TestResult<PreparedWrite> {
+) -> TestResult<PreparedTransfer> {
     let ((from, to), remote) = (lists(), dst.import(&pair.to_b)?);
     Ok(pair.to_b.prepare_write_pages(&src.region, &from, &remote, &to, PAGE, options)?)
 }

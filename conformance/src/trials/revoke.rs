@@ -5,8 +5,8 @@ use std::sync::atomic::AtomicU32;
 
 use transport_core::spi::Operations;
 use transport_core::{
-    Access, Error, ErrorKind, Op, Pages, Peer, PeerGroup, PreparedWrite, Region, RemoteRegion, ScatterPart,
-    WriteOptions,
+    Access, Error, ErrorKind, Op, Pages, Peer, PeerGroup, PreparedTransfer, Region, RemoteRegion,
+    ScatterPart, WriteOptions,
 };
 
 use crate::backend_under_test::Variant;
@@ -281,7 +281,7 @@ fn uses(
     peer: &Peer,
     own: &Region,
     remote: &RemoteRegion,
-    prepared: &PreparedWrite,
+    prepared: &PreparedTransfer,
 ) -> TestResult<Vec<(&'static str, Result<Op, Error>)>> {
     let (len, pages) = (own.len(), Pages::new([0, 1]));
     let with_imm = WriteOptions::new().imm(5);

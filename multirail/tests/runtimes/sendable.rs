@@ -2,7 +2,7 @@
 
 use multirail::{
     Arrivals, Barrier, Cancel, Drain, Expect, Fabric, ImmCounter, Listener, Message, NextArrivals,
-    NextMessage, Op, Peer, PeerClosed, PeerGroup, PreparedWrite, RecvPool, Region, RemoteRegion,
+    NextMessage, Op, Peer, PeerClosed, PeerGroup, PreparedTransfer, RecvPool, Region, RemoteRegion,
 };
 
 const fn spawns<T: Send + 'static>() {}
@@ -16,7 +16,7 @@ const _: () = {
     spawns::<Arrivals>();
     spawns::<NextArrivals<'static>>();
     spawns::<Barrier>();
-    spawns::<PreparedWrite>();
+    spawns::<PreparedTransfer>();
     spawns::<PeerClosed>();
     spawns::<NextMessage<'static>>();
     spawns::<Message>();

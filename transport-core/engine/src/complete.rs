@@ -388,6 +388,7 @@ impl Engine {
             None => Ok(Outcome {
                 bytes: active.work.bytes(),
                 work_requests: active.work_requests,
+                merged: active.work.merged(),
                 ..Outcome::default()
             }),
         };

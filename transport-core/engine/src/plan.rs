@@ -3,8 +3,12 @@
 //! The pieces of an operation are numbered, and each is one work request. A plan is never expanded as a whole: the
 //! engine asks for the pieces that it posts next.
 
+mod list;
+
 use std::ops::Range;
 use std::sync::Arc;
+
+pub use list::{ListPlan, PieceRule, Segment};
 
 /// The template of an operation's pieces.
 #[derive(Debug, Clone)]
@@ -15,6 +19,8 @@ pub enum Shape {
     Pages { local: PageLayout, remote: PageLayout, page: u64, count: u32 },
     /// Every piece listed: its offsets in the local and the remote region, and its length. `bytes` is their sum.
     Listed { pieces: Arc<[(u64, u64, u64)]>, bytes: u64, paged: bool },
+    /// Pieces of many regions.
+    List(Arc<ListPlan>),
     /// A warm-up: one piece without bytes for each rail.
     WarmUp { rails: u32 },
 }
@@ -29,6 +35,7 @@ impl Shape {
             Self::Range { len, chunk, .. } => u32::try_from(len.div_ceil(*chunk)).unwrap_or(u32::MAX),
             Self::Pages { count, .. } => *count,
             Self::Listed { pieces, .. } => pieces.len() as u32,
+            Self::List(list) => list.piece_count(),
             Self::WarmUp { rails } => *rails,
         }
     }
@@ -39,6 +46,7 @@ impl Shape {
             Self::Range { len, .. } => *len,
             Self::Pages { page, count, .. } => page * u64::from(*count),
             Self::Listed { bytes, .. } => *bytes,
+            Self::List(list) => list.bytes(),
             Self::WarmUp { .. } => 0,
         }
     }
@@ -60,6 +68,9 @@ impl Shape {
                 let pieces = &pieces[range.start as usize..range.end as usize];
                 into.extend(pieces.iter().map(|(local, remote, len)| make(*local, *remote, *len)));
             }
+            Self::List(list) => {
+                into.extend(list.pieces(range).map(|(local, remote, len)| make(local, remote, len)));
+            }
             Self::WarmUp { .. } => into.extend(range.map(|_| make(0, 0, 0))),
         }
     }
@@ -73,12 +84,22 @@ impl Shape {
     /// Whether the shape is a list of pages.
     #[inline]
     pub fn is_pages(&self) -> bool {
-        matches!(self, Self::Pages { .. } | Self::Listed { paged: true, .. })
+        match self {
+            Self::Pages { .. } | Self::Listed { paged: true, .. } => true,
+            Self::List(list) => list.paged,
+            _ => false,
+        }
     }
 
-    /// The same shape with every piece listed. A warm-up stays as it is.
+    /// The list, if the shape is one.
+    #[inline]
+    pub fn list(&self) -> Option<&ListPlan> {
+        if let Self::List(list) = self { Some(list) } else { None }
+    }
+
+    /// The same shape with every piece listed. A warm-up and a list stay as they are.
     pub fn listed(&self) -> Self {
-        if matches!(self, Self::WarmUp { .. }) {
+        if matches!(self, Self::WarmUp { .. } | Self::List(_)) {
             return self.clone();
         }
         let mut pieces = Vec::with_capacity(self.piece_count() as usize);
@@ -98,6 +119,7 @@ impl Shape {
             Self::Listed { pieces, .. } => {
                 pieces[range.start as usize..range.end as usize].iter().map(|(_, _, len)| len).sum()
             }
+            Self::List(list) => list.bytes_of(range),
             Self::WarmUp { .. } => 0,
         }
     }
@@ -109,8 +131,18 @@ impl Shape {
             Self::Range { chunk, .. } => *chunk,
             Self::Pages { page, .. } => *page,
             Self::Listed { pieces, .. } => pieces.first().map_or(0, |(_, _, len)| *len),
+            Self::List(list) => list.largest(),
             Self::WarmUp { .. } => 1,
         }
+    }
+
+    /// The part of `pieces` between two fractions: `from / whole` and `to / whole` of its pieces, or of its bytes where
+    /// pieces differ in length.
+    #[inline]
+    pub fn part(&self, pieces: RailRange, from: u64, to: u64, whole: u64) -> RailRange {
+        let Self::List(list) = self else { return pieces.part(from, to, whole) };
+        let at = |part| list.piece_at(pieces.start..pieces.end, part, whole);
+        RailRange { start: at(from), end: at(to) }
     }
 
     /// The chunk size, near `preferred` and at most `max`, with which the number of pieces fits into `u32`.
@@ -174,9 +206,10 @@ impl RailRange {
     }
 }
 
-/// Splits `pieces` over rails by their weights, beginning with rail `first`, as evenly as whole pieces allow. A rail of
-/// weight 0 gets none. Writes one range per rail into `ranges`.
+/// Splits `pieces` of `shape` over rails by their weights, beginning with rail `first`, as evenly as whole pieces allow.
+/// A rail of weight 0 gets none. Writes one range per rail into `ranges`.
 pub fn split(
+    shape: &Shape,
     pieces: RailRange,
     weights: impl Iterator<Item = u32> + Clone,
     first: u32,
@@ -198,7 +231,7 @@ pub fn split(
         let used = pieces.len().min(rails);
         for (turn, (rail, _)) in (0..used).zip(turns) {
             // Spread the remainder over the rails: sizes differ by one at most.
-            ranges[rail] = pieces.part(turn.into(), u64::from(turn) + 1, used.into());
+            ranges[rail] = shape.part(pieces, turn.into(), u64::from(turn) + 1, used.into());
         }
         return;
     }
@@ -206,7 +239,7 @@ pub fn split(
     let mut from = 0;
     for (rail, weight) in turns {
         let to = from + u64::from(weight);
-        ranges[rail] = pieces.part(from, to, whole);
+        ranges[rail] = shape.part(pieces, from, to, whole);
         from = to;
     }
 }
@@ -236,7 +269,7 @@ mod tests {
     /// Expands every rail's range and says which destination bytes each piece covers.
     fn expand(shape: &Shape, weights: &[u32], first: u32) -> Vec<Piece> {
         let mut ranges = Vec::new();
-        split(RailRange::all_of(shape), weights.iter().copied(), first, &mut ranges);
+        split(shape, RailRange::all_of(shape), weights.iter().copied(), first, &mut ranges);
         let mut pieces = Vec::new();
         for range in ranges {
             let (before, numbers) = (pieces.len(), range.start..range.end);
@@ -297,7 +330,8 @@ mod tests {
         fn rails_are_as_even_as_their_weights(start in 0_u32..1000, count in 0_u32..100_000, weights in weights(), first in 0_u32..64) {
             let mut ranges = Vec::new();
             let pieces = RailRange { start, end: start + count };
-            split(pieces, weights.iter().copied(), first, &mut ranges);
+            let alike = Shape::Range { local: 0, remote: 0, len: 1, chunk: 1 };
+            split(&alike, pieces, weights.iter().copied(), first, &mut ranges);
             prop_assert_eq!(ranges.iter().map(|range| range.len()).sum::<u32>(), pieces.len());
             let whole: f64 = weights.iter().map(|weight| f64::from(*weight)).sum();
             for (range, weight) in ranges.iter().zip(&weights) {

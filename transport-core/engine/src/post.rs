@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use super::operation::{ActiveOp, ActiveRail, Stage};
 use super::peer::PeerState;
-use super::rail::{MAX_RUN, RECEIVE_RAIL, Run};
+use super::rail::{RECEIVE_RAIL, Run};
 use super::step::HashedEvent;
 use super::trace::{TraceEvent, peer_number};
 use super::{Engine, Rail, Submission, Work};
@@ -135,7 +135,7 @@ impl Engine {
         let Some(Some(state)) = self.links.get(link as usize) else { return };
         let paired = &state.peer.links[self.handle.group].rails;
         for (rail, local_rail) in self.rails.iter().enumerate() {
-            let mut prepared = ActiveRail::default();
+            let mut prepared = ActiveRail { number: (first + rail) as u32, ..ActiveRail::default() };
             if let (Some(Some(slot)), None) = (state.send_slots.get(rail), local_rail.lost) {
                 prepared.slot = slot.0;
                 prepared.weight = paired[rail].as_ref().map_or(0, |paired| paired.weight);
@@ -177,7 +177,7 @@ impl Engine {
         // A warm-up has one piece for each rail, whatever the weights are.
         let is_warm_up = matches!(work.shape, Shape::WarmUp { .. });
         let weight = |rail: &ActiveRail| if is_warm_up { rail.weight.min(1) } else { rail.weight };
-        split(work.pieces, rails.iter().map(weight), split_from, &mut self.ranges);
+        split(&work.shape, work.pieces, rails.iter().map(weight), split_from, &mut self.ranges);
         rails.iter_mut().zip(&self.ranges).for_each(|(rail, range)| {
             rail.range = *range;
             rail.next = range.start;
@@ -357,7 +357,8 @@ impl Engine {
                 continue;
             };
             let share = active.rails[rail];
-            let cost = this.window.cost(active.piece_bytes());
+            let (most, piece_bytes) = active.next_run(&share);
+            let cost = this.window.cost(piece_bytes);
             let fit_window = this.window.room(cost_in_flight, oldest, cost);
             if fit_window == 0 && share.left() > 0 {
                 this.window.on_blocked();
@@ -365,10 +366,9 @@ impl Engine {
             }
             let fit_batch = match active.work.device_memory {
                 true => fit_window,
-                false => (max_bytes - copied).div_ceil(active.work.shape.piece_bytes()).min(fit_window),
+                false => (max_bytes - copied).div_ceil(piece_bytes.max(1)).min(fit_window),
             };
-            let max_run = room.min(MAX_RUN).min(u32::try_from(fit_batch).unwrap_or(u32::MAX));
-            let mut count = share.left().min(max_run);
+            let mut count = most.min(room).min(u32::try_from(fit_batch).unwrap_or(u32::MAX));
             if active.takes_credit
                 && count > 0
                 && let Some(link) = &mut self.links[active.link as usize]
@@ -651,7 +651,7 @@ impl Engine {
 fn refusal(work: &Work, rails: &[ActiveRail]) -> Option<Error> {
     // The submitting thread has checked this too. But the revocation may be over by now, and then the key that the
     // requests would name is no longer valid.
-    if work.local.as_ref().is_some_and(|local| local.is_revoked()) {
+    if work.is_local_revoked() {
         return Some(revoked(work.operation_name()));
     }
     let (operation, why) = if !rails.iter().any(ActiveRail::usable) {

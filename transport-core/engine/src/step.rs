@@ -20,7 +20,7 @@ use crate::memory::{RegionInner, revoked};
 use crate::op::OpId;
 use crate::plan::RailRange;
 use crate::spi::{Completions, DeliveredScope, WorkKind};
-use crate::{Access, Clock, Error, ErrorKind, Outcome, PeerId, Result, Time};
+use crate::{Clock, Error, ErrorKind, Outcome, PeerId, Result, Time};
 
 /// The most events that the engine takes from one poll of an endpoint.
 const MAX_EVENTS_PER_POLL: usize = 256;
@@ -505,9 +505,7 @@ impl Engine {
         active.takes_credit = active.work.takes_credit(&link.credit);
         active.last_progress = now;
         // The remote region may have been revoked since the operation was submitted.
-        let remote = active.work.remote.as_ref();
-        let name = active.work.operation_name();
-        let refused = remote.and_then(|remote| remote.check(0, 0, Access::REMOTE_WRITE, name).err());
+        let refused = active.work.check_remotes(active.work.operation_name()).err();
         let (id, deadline) = (active.id, active.deadline);
         self.hash_event(HashedEvent::Triggered, op.into());
         self.record(TraceEvent::Triggered { op: id });

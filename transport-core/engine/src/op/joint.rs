@@ -143,6 +143,7 @@ impl Sum {
             Ok(outcome) => {
                 self.outcome.bytes += outcome.bytes;
                 self.outcome.work_requests += outcome.work_requests;
+                self.outcome.merged += outcome.merged;
             }
             Err(error) => self.error = self.error.take().or(Some(error)),
         }

@@ -30,6 +30,9 @@ pub struct Outcome {
     pub bytes: u64,
     /// The number of work requests. 0 for receives, and for operations that ran in the calling thread.
     pub work_requests: u64,
+    /// Entries of a list, or pages, that shared a work request with the entry before them: they followed it in the
+    /// local and in the remote region.
+    pub merged: u64,
     /// The sender of the message (receives only).
     pub peer: Option<PeerId>,
     /// The message's immediate data (receives only).

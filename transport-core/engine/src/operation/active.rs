@@ -8,7 +8,8 @@ use crate::flow_control::{CreditCounter, SendCredit};
 use crate::index::GroupIndex;
 use crate::op::OpId;
 use crate::peer::{LinkState, PeerState};
-use crate::plan::RailRange;
+use crate::plan::{RailRange, Shape};
+use crate::rail::MAX_RUN;
 use crate::spi::{Batch, WorkKind, WorkRequest};
 use crate::trace::GrantOf;
 use crate::{Error, Time, Trigger};
@@ -70,6 +71,8 @@ pub(crate) struct ActiveOp {
 /// An operation's share of one rail.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct ActiveRail {
+    /// The rail's number in the transport.
+    pub number: u32,
     /// The pieces that go over this rail.
     pub range: RailRange,
     /// The next piece to post.
@@ -131,6 +134,21 @@ impl ActiveOp {
             Stage::Data => self.work.imm_of_pieces(),
             Stage::Flush => None,
             Stage::Imm => self.work.imm,
+        }
+    }
+
+    /// The most pieces of a rail's share that the next run may have, and the bytes of each: their mean where pieces
+    /// differ in length.
+    #[inline]
+    pub fn next_run(&self, rail: &ActiveRail) -> (u32, u64) {
+        let most = rail.left().min(MAX_RUN);
+        match &self.work.shape {
+            Shape::List(list) if self.stage == Stage::Data && most > 0 => {
+                let pieces = list.run_from(rail.next, most);
+                let count = pieces.len() as u32;
+                (count, list.bytes_of(pieces).div_ceil(u64::from(count.max(1))))
+            }
+            _ => (most, self.piece_bytes()),
         }
     }
 

@@ -8,10 +8,10 @@ use super::ActiveRail;
 use crate::flow_control::{CreditCounter, SendCredit, Weight};
 use crate::index::TransportIndex;
 use crate::memory::{RegionInner, RemoteInner};
-use crate::plan::{RailRange, Shape};
+use crate::plan::{ListPlan, RailRange, Segment, Shape};
 use crate::spi::{Batch, PeerSlot, Piece, WorkKind, WorkRequest};
 use crate::trace::OperationKind;
-use crate::{Locality, copy};
+use crate::{Access, Locality, Result, copy};
 
 /// When immediate data is delivered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -33,9 +33,10 @@ pub struct Work {
     pub pieces: RailRange,
     /// Set if several engines share the operation and one of them sends an imm after all bytes.
     pub imm_countdown: Option<Arc<ImmCountdown>>,
-    /// `None` for an imm without bytes and for a warm-up.
+    /// `None` for an imm without bytes and for a warm-up. For a list: that of its first segment. The others are in the
+    /// shape.
     pub local: Option<Arc<RegionInner>>,
-    /// `None` for a message, for an imm without bytes and for a warm-up.
+    /// `None` for a message, for an imm without bytes and for a warm-up. For a list as `local`.
     pub remote: Option<Arc<RemoteInner>>,
     pub imm: Option<u32>,
     pub imm_mode: ImmMode,
@@ -74,9 +75,50 @@ impl Work {
         self.remote.as_ref().is_none_or(|remote| remote.imports[rail].is_some())
     }
 
-    /// Whether the local region is `region`.
+    /// Checks that neither region was revoked, and that the peer may still do this with the remote region.
+    ///
+    /// # Errors
+    /// `Revoked`, `RemoteAccess`.
+    pub fn check_regions(&self, operation: &'static str) -> Result<()> {
+        self.locals().try_for_each(|local| local.check_usable(operation))?;
+        self.check_remotes(operation)
+    }
+
+    /// As [`Work::check_regions`], for the remote regions alone.
+    pub fn check_remotes(&self, operation: &'static str) -> Result<()> {
+        let access = if self.kind == WorkKind::Read { Access::REMOTE_READ } else { Access::REMOTE_WRITE };
+        self.remotes().try_for_each(|remote| remote.check(0, 0, access, operation))
+    }
+
+    /// Whether a local region is revoked.
+    pub fn is_local_revoked(&self) -> bool {
+        self.locals().any(|local| local.is_revoked())
+    }
+
+    /// Whether `region` is a local region of the work.
     pub fn uses(&self, region: &Arc<RegionInner>) -> bool {
-        self.local.as_ref().is_some_and(|local| Arc::ptr_eq(local, region))
+        self.locals().any(|local| Arc::ptr_eq(local, region))
+    }
+
+    /// The local regions.
+    pub fn locals(&self) -> impl Iterator<Item = &Arc<RegionInner>> {
+        self.local.iter().chain(self.segments().iter().map(|segment| &segment.local))
+    }
+
+    /// The remote regions.
+    pub fn remotes(&self) -> impl Iterator<Item = &Arc<RemoteInner>> {
+        self.remote.iter().chain(self.segments().iter().map(|segment| &segment.remote))
+    }
+
+    /// The segments of a list without the first one; none for any other shape.
+    fn segments(&self) -> &[Segment] {
+        self.shape.list().and_then(|list| list.segments().get(1..)).unwrap_or_default()
+    }
+
+    /// The entries that share a request with the entry before them. Of the engines that share an operation, the one
+    /// that has its first piece counts them.
+    pub fn merged(&self) -> u64 {
+        self.shape.list().filter(|_| self.pieces.start == 0).map_or(0, ListPlan::merged)
     }
 
     /// Whether the work is one request that is never split over rails: an imm alone, or a message.
@@ -88,7 +130,7 @@ impl Work {
     /// The imm that every piece carries (`PerWr`), or that the only piece carries.
     #[inline]
     pub fn imm_of_pieces(&self) -> Option<u32> {
-        let is_one_piece = self.shape.piece_count() == 1;
+        let is_one_piece = self.shape.piece_count() == 1 && self.imm_countdown.is_none();
         match self.imm_mode {
             ImmMode::Last if !is_one_piece => None,
             _ => self.imm,
@@ -115,6 +157,9 @@ impl Work {
     /// The operation of the public API that this work belongs to.
     pub fn operation_kind(&self) -> OperationKind {
         match self.kind {
+            WorkKind::Read if self.is_list() => OperationKind::ReadList,
+            WorkKind::Write if self.is_list() => OperationKind::WriteList,
+            WorkKind::Read if self.shape.is_pages() => OperationKind::ReadPages,
             WorkKind::Read => OperationKind::Read,
             WorkKind::Send => OperationKind::Send,
             WorkKind::Write if matches!(self.shape, Shape::WarmUp { .. }) => OperationKind::WarmUp,
@@ -122,6 +167,10 @@ impl Work {
             WorkKind::Write if self.shape.is_pages() => OperationKind::WritePages,
             WorkKind::Write => OperationKind::Write,
         }
+    }
+
+    fn is_list(&self) -> bool {
+        self.shape.list().is_some_and(|list| !list.paged)
     }
 
     /// The name of the operation in its errors.
@@ -140,7 +189,8 @@ impl Work {
             && (credit.bytes() != u64::MAX || credit.counter(self.kind, self.imm).is_some_and(is_limited))
     }
 
-    /// Appends the requests of `pieces` over one rail to a batch, each with `imm`. Returns their bytes.
+    /// Appends the requests of `pieces` over one rail to a batch, each with `imm`. Returns their bytes. The pieces of a
+    /// list are of one segment.
     #[inline]
     pub(crate) fn expand(
         &self,
@@ -150,12 +200,17 @@ impl Work {
         first_id: u64,
         batch: &mut Batch,
     ) -> u64 {
-        let request = self.request(rail, imm, first_id);
+        let mut request = self.request(rail, imm, first_id);
+        if let Shape::List(list) = &self.shape
+            && let Some(segment) = list.segment_of(pieces.start)
+        {
+            segment.address(&mut request, rail.number as usize);
+        }
         let bytes = self.shape.bytes_of(pieces.clone());
         batch.push_run(request, |into| {
             self.shape.expand(pieces, into, |local, remote, len| Piece {
                 local: request.local.wrapping_add(local as usize),
-                remote: rail.base.wrapping_add(remote),
+                remote: request.remote.wrapping_add(remote),
                 len,
             });
         });

@@ -225,7 +225,7 @@ impl Message {
             return Err(revoked("recv"));
         }
         region.copy_in(offset as usize, &self.to_vec())?;
-        Ok(Outcome { bytes: self.len as u64, work_requests: 0, peer: Some(self.peer), imm: self.imm })
+        Ok(Outcome { bytes: self.len as u64, peer: Some(self.peer), imm: self.imm, ..Outcome::default() })
     }
 
     fn check_room(&self, room: usize) -> Result<()> {

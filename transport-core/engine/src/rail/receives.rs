@@ -160,7 +160,7 @@ impl Receives {
     ) {
         // The endpoint has room for the next receive now.
         self.post(rails, handle);
-        self.end(id, Ok(Outcome { bytes: len, work_requests: 0, peer, imm }), handle);
+        self.end(id, Ok(Outcome { bytes: len, peer, imm, ..Outcome::default() }), handle);
     }
 
     /// Fails a receive.

@@ -29,6 +29,12 @@ pub enum OperationKind {
     Revoke,
     /// `warm_up`.
     WarmUp,
+    /// `read_pages`.
+    ReadPages,
+    /// `write_list`.
+    WriteList,
+    /// `read_list`.
+    ReadList,
 }
 
 /// An operation that has not ended.
@@ -92,7 +98,7 @@ pub struct PeerName {
 }
 
 impl OperationKind {
-    const ALL: [Self; 8] = [
+    const ALL: [Self; 11] = [
         Self::Write,
         Self::WritePages,
         Self::WriteImm,
@@ -101,6 +107,9 @@ impl OperationKind {
         Self::Receive,
         Self::Revoke,
         Self::WarmUp,
+        Self::ReadPages,
+        Self::WriteList,
+        Self::ReadList,
     ];
 
     /// The name of the method in the public API.
@@ -114,6 +123,9 @@ impl OperationKind {
             Self::Receive => "recv",
             Self::Revoke => "revoke",
             Self::WarmUp => "warm_up",
+            Self::ReadPages => "read_pages",
+            Self::WriteList => "write_list",
+            Self::ReadList => "read_list",
         }
     }
 
