@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::engine::memory::RemoteInner;
 use crate::engine::op::OpId;
 use crate::engine::peer::{CheckedRange, Link};
-use crate::engine::plan::Shape;
+use crate::engine::plan::{ListPlan, PieceRule, Shape};
 use crate::engine::{ImmCountdown, Submission, Work};
 use crate::options::{PER_WR_UNIT, ReadOptions, SendOptions, WriteOptions};
 use crate::pages::Pages;
@@ -99,6 +99,10 @@ impl Peer {
     }
 
     /// Writes pages of `page` bytes: the i-th page of `from` in `src` to the i-th page of `to` in `dst`.
+    ///
+    /// If many pages follow the page before them in both regions, such neighbours share work requests, up to the
+    /// transport's chunk. [`Outcome::merged`](crate::Outcome::merged) counts them. With
+    /// [`ImmMode::PerWr`] each page is a request, with its imm.
     pub fn write_pages(
         &self,
         src: &Region,
@@ -264,8 +268,20 @@ impl Peer {
                 format!("a page has {page} bytes; this transport moves at most {} at once", caps.max_write);
             return Err(Error::new(ErrorKind::TooLarge, name, why));
         }
+        let imm_per_page = options.imm.is_some() && options.imm_mode == ImmMode::PerWr;
+        let shares_requests = !imm_per_page && local_pages.share_requests(&remote_pages, page);
         let (local_layout, remote_layout) = (local_pages.layout(page), remote_pages.layout(page));
-        let shape = Shape::Pages { local: local_layout, remote: remote_layout, page, count };
+        let shape = if shares_requests {
+            let mut list = ListPlan::with_capacity(count as usize, true);
+            let offsets = local_layout.offsets(0..count).zip(remote_layout.offsets(0..count));
+            // A page is one request at least, however large.
+            let rule = PieceRule::Merge { chunk: caps.chunk.clamp(page, caps.max_write) };
+            let entries = offsets.map(|(local, remote)| (local, remote, page));
+            list.push_segment(Arc::clone(&local.0), Arc::clone(&remote.0), rule, entries);
+            Shape::List(Arc::new(list))
+        } else {
+            Shape::Pages { local: local_layout, remote: remote_layout, page, count }
+        };
         Ok((link, Work { kind, ..options.work(shape, local, remote) }))
     }
 

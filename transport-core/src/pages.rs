@@ -28,6 +28,8 @@ use crate::{Error, ErrorKind, Result};
 pub struct Pages {
     indices: Arc<[u32]>,
     max_index: u32,
+    /// The indices that are one more than the index before.
+    neighbours: usize,
     stride: Option<u64>,
     offset: u64,
 }
@@ -87,16 +89,35 @@ impl Pages {
         }
     }
 
+    /// Whether so many pages of `page` bytes follow the page before them on both sides that they should share work
+    /// requests: at least one in eight. For fewer, the list of requests would cost more than it saves.
+    pub(crate) fn share_requests(&self, other: &Self, page: u64) -> bool {
+        let enough = (self.len() / 8).max(1);
+        let is_dense = |pages: &Self| pages.stride.is_none_or(|stride| stride == page);
+        // Shuffled lists end here: their neighbours were counted when the lists were made.
+        if self.neighbours.min(other.neighbours) < enough || !is_dense(self) || !is_dense(other) {
+            return false;
+        }
+        let pairs = self.indices.windows(2).zip(other.indices.windows(2));
+        pairs.filter(|(mine, other)| is_neighbour(mine) && is_neighbour(other)).count() >= enough
+    }
+
     /// The layout of pages of `page` bytes.
     pub(crate) fn layout(self, page: u64) -> PageLayout {
         PageLayout::new(self.indices, self.stride.unwrap_or(page), self.offset)
     }
 }
 
+/// Whether the second index is one more than the first.
+fn is_neighbour(pair: &[u32]) -> bool {
+    pair[0].wrapping_add(1) == pair[1] && pair[1] != 0
+}
+
 impl From<Arc<[u32]>> for Pages {
     fn from(indices: Arc<[u32]>) -> Self {
         let max_index = indices.iter().copied().max().unwrap_or(0);
-        Self { indices, max_index, stride: None, offset: 0 }
+        let neighbours = indices.windows(2).filter(|pair| is_neighbour(pair)).count();
+        Self { indices, max_index, neighbours, stride: None, offset: 0 }
     }
 }
 

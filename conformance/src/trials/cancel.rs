@@ -47,7 +47,7 @@ fn at_any_turn(context: &TrialContext) -> TestResult {
         let mut src = CheckedRegion::new(&pair.a, 512 * COUNT as usize, Access::LOCAL, context.seed)?;
         let mut dst = CheckedRegion::new(&pair.b, 512 * COUNT as usize, FULL_ACCESS, context.seed + 1)?;
         let remote = dst.import(&pair.to_b)?;
-        let pages = Pages::new((0..COUNT).collect::<Vec<_>>());
+        let pages = Pages::new((0..COUNT).rev().collect::<Vec<_>>());
         let op = pair.to_b.write_pages(&src.region, &pages, &remote, &pages, 512)?;
         for _ in 0..turns {
             pair.sim.tick();

@@ -30,7 +30,7 @@ fn everything_queued_ends(context: &TrialContext) -> TestResult {
     let src = CheckedRegion::new(&pair.a, 8192, Access::LOCAL, context.seed)?;
     let dst = CheckedRegion::new(&pair.b, 8192, FULL_ACCESS, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
-    let pages = Pages::new([0, 1]);
+    let pages = Pages::new([1, 0]);
     let mut ops = Vec::new();
     for _ in 0..1000 {
         ops.push(pair.to_b.write_pages(&src.region, &pages, &remote, &pages, 4096)?);
@@ -106,7 +106,7 @@ fn meanwhile_submitted_ends(context: &TrialContext) -> TestResult {
         let submitter = {
             let (src, to_b) = (src.region.clone(), to_b.clone());
             std::thread::spawn(move || {
-                let pages = Pages::new([0, 1]);
+                let pages = Pages::new([1, 0]);
                 let submit = || to_b.write_pages(&src, &pages, &remote, &pages, 4096);
                 let ops = std::iter::from_fn(|| submit().ok()).take(3000);
                 ops.map(|mut op| op.wait(LIMIT)).filter_map(Result::err).collect::<Vec<_>>()

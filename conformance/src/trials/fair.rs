@@ -27,7 +27,7 @@ pub(super) const TRIALS: &[Trial] = &[
 fn large(pair: &SimPair, src: &CheckedRegion, context: &TrialContext) -> TestResult<(CheckedRegion, Op)> {
     let dst = CheckedRegion::new(&pair.b, pages(context) as usize * PAGE, FULL_ACCESS, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
-    let pages = Pages::new((0..pages(context)).collect::<Vec<_>>());
+    let pages = Pages::new((0..pages(context)).rev().collect::<Vec<_>>());
     let op = pair.to_b.write_pages(&src.region, &pages, &remote, &pages, PAGE)?;
     Ok((dst, op))
 }

@@ -43,7 +43,7 @@ fn device_lost(context: &TrialContext) -> TestResult {
     let src = CheckedRegion::new(&pair.a, 400 * 64, Access::LOCAL, context.seed)?;
     let dst = CheckedRegion::new(&pair.b, 400 * 64, FULL_ACCESS, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
-    let pages = Pages::new((0..400).collect::<Vec<_>>());
+    let pages = Pages::new((0..400).rev().collect::<Vec<_>>());
     let mut ops = Vec::new();
     for _ in 0..3 {
         ops.push(pair.to_b.write_pages(&src.region, &pages, &remote, &pages, 64)?);
@@ -108,7 +108,7 @@ fn device_lost_before_the_imm(context: &TrialContext) -> TestResult {
         let src = CheckedRegion::new(&pair.a, 64 * pages, Access::LOCAL, context.seed)?;
         let dst = CheckedRegion::new(&pair.b, 64 * pages, FULL_ACCESS, context.seed + 1)?;
         let remote = dst.import(&pair.to_b)?;
-        let list = Pages::new((0..pages as u32).collect::<Vec<_>>());
+        let list = Pages::new((0..pages as u32).rev().collect::<Vec<_>>());
         let options = WriteOptions::new().imm(3);
         let mut op = pair.to_b.write_pages_with(&src.region, &list, &remote, &list, 64, &options)?;
         let result = pair.sim.result(&mut op)?;
@@ -149,7 +149,7 @@ fn a_failed_request(context: &TrialContext) -> TestResult {
     ensure(failed > 0 && done > failed, format!("{done} writes completed and {failed} failed"))?;
     ensure_eq("pages there", pages_moved(&src, &dst)?, done)?;
     // A paged write with one failed request fails as a whole.
-    let pages = Pages::new((0..300).collect::<Vec<_>>());
+    let pages = Pages::new((0..300).rev().collect::<Vec<_>>());
     pair.sim.fails(
         "300 pages",
         pair.to_b.write_pages(&src.region, &pages, &remote, &pages, 64),
@@ -165,7 +165,7 @@ fn no_imm_behind_a_failure(context: &TrialContext) -> TestResult {
     let src = CheckedRegion::new(&pair.a, count * 64, Access::LOCAL, context.seed)?;
     let dst = CheckedRegion::new(&pair.b, count * 64, FULL_ACCESS, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
-    let pages = Pages::new((0..count as u32).collect::<Vec<_>>());
+    let pages = Pages::new((0..count as u32).rev().collect::<Vec<_>>());
     for imm in 0..5 {
         let op = pair.to_b.write_pages_with(
             &src.region,

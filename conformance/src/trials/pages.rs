@@ -1,7 +1,7 @@
 //! Paged writes and reads: permutations, strides, offsets, repeats, many pages.
 
 use transport_core::spi::Operations;
-use transport_core::{Access, ErrorKind, Pages, ReadOptions};
+use transport_core::{Access, ErrorKind, Pages, ReadOptions, WriteOptions};
 
 use crate::check::{TestResult, ensure, ensure_eq, ensure_err};
 use crate::checked_region::{CheckedRegion, FULL_ACCESS};
@@ -32,6 +32,9 @@ pub(super) const TRIALS: &[Trial] = &[
     Trial::new("pages::read_many", |context| many(context, Direction::Read))
         .on(ALL_PATHS)
         .needs(Operations::READ),
+    Trial::new("pages::neighbours_share_requests", neighbours)
+        .on(ALL_PATHS)
+        .needs(Operations::READ.union(Operations::WRITE_IMM)),
     Trial::new("pages::prepared_reads", prepared_reads).on(ALL_PATHS).needs(Operations::READ),
     Trial::new("pages::refused_reads", refused_reads).needs(Operations::READ),
 ];
@@ -195,6 +198,57 @@ fn many(context: &TrialContext, direction: Direction) -> TestResult {
     let (from, to) = (PageOffsets::dense(from, 64), PageOffsets::dense(to, 64));
     let room = count as usize * 64;
     transfer(&pair, direction, (&from, &to), 64, (room, room), context.seed)
+}
+
+/// Pages that follow each other on both sides share requests, in writes and reads, unless each has its own imm.
+fn neighbours(context: &TrialContext) -> TestResult {
+    const PAGE: usize = 256;
+    let pair = SimPair::new(context)?;
+    let caps = pair.capabilities();
+    let per_request = (caps.chunk.min(caps.max_write) as usize / PAGE).max(1);
+    let mut mine = CheckedRegion::new(&pair.a, 100 * PAGE, Access::LOCAL, context.seed)?;
+    let mut theirs = CheckedRegion::new(&pair.b, 100 * PAGE, FULL_ACCESS, context.seed + 1)?;
+    let remote = theirs.import(&pair.to_b)?;
+    let of_run = |run: u32| run * 8..run * 8 + 8;
+    let runs = |order: &[u32]| PageOffsets::dense(order.iter().copied().flat_map(of_run).collect(), PAGE);
+    let dense = |indices| PageOffsets::dense(indices, PAGE);
+    let wide = |indices| PageOffsets { indices, stride: 2 * PAGE, offset: 0 };
+    // Each row: the pages of both sides, and the lengths of the runs in which they follow each other.
+    for (local, remote_pages, lengths) in [
+        (runs(&[3, 0, 7]), runs(&[1, 9, 4]), vec![8; 3]),
+        (dense((0..40).collect()), dense((10..50).collect()), vec![40]),
+        // One page of eight has a neighbour, and the others have none.
+        (
+            dense(vec![0, 1, 4, 6, 8, 12, 14, 16]),
+            dense(vec![0, 1, 4, 6, 8, 12, 14, 16]),
+            [&[2][..], &[1; 6]].concat(),
+        ),
+        // Only one side has neighbours.
+        (dense((0..40).collect()), dense((10..50).rev().collect()), vec![1; 40]),
+        // The pages have gaps between them.
+        (wide((0..40).collect()), dense((0..40).collect()), vec![1; 40]),
+    ] {
+        let count = local.indices.len() as u64;
+        let requests: u64 = lengths.iter().map(|pages: &usize| pages.div_ceil(per_request) as u64).sum();
+        let shared = (requests, count - requests);
+        let (from, to) = (local.pages(), remote_pages.pages());
+        let written = pair.sim.done(pair.to_b.write_pages(&mine.region, &from, &remote, &to, PAGE)?)?;
+        ensure_eq("requests of a write", (written.work_requests, written.merged), shared)?;
+        expect(&mut theirs, &remote_pages, &mine, &local, PAGE);
+        theirs.check("pages written in runs")?;
+        theirs.fill(context.seed + 2)?;
+        let read = pair.sim.done(pair.to_b.read_pages(&mine.region, &from, &remote, &to, PAGE)?)?;
+        ensure_eq("requests of a read", (read.work_requests, read.merged), shared)?;
+        expect(&mut mine, &local, &theirs, &remote_pages, PAGE);
+        mine.check("pages read in runs")?;
+        let options = WriteOptions::new().imm(5).per_wr();
+        let op = pair.to_b.write_pages_with(&mine.region, &from, &remote, &to, PAGE, &options)?;
+        let each = pair.sim.done(op)?;
+        ensure_eq("requests with an imm each", (each.work_requests, each.merged), (count, 0))?;
+        expect(&mut theirs, &remote_pages, &mine, &local, PAGE);
+        theirs.check("pages with an imm each")?;
+    }
+    Ok(())
 }
 
 /// A prepared read is posted many times, and is refused once the remote region is revoked.

@@ -69,7 +69,7 @@ fn depth_is_respected(context: &TrialContext) -> TestResult {
     let src = CheckedRegion::new(&pair.a, 200 * 128, Access::LOCAL, context.seed)?;
     let dst = CheckedRegion::new(&pair.b, 200 * 128, FULL_ACCESS, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
-    let pages = Pages::new((0..200).collect::<Vec<_>>());
+    let pages = Pages::new((0..200).rev().collect::<Vec<_>>());
     let mut op = pair.to_b.write_pages(&src.region, &pages, &remote, &pages, 128)?;
     let depth = u64::from(pair.capabilities().send_depth);
     while op.try_result().is_none() {

@@ -47,7 +47,7 @@ fn unequal_numbers(context: &TrialContext) -> TestResult {
         let options = WriteOptions::new().imm(9);
         pair.sim.done(pair.to_b.write_with(&src.region, 0..1 << 20, &remote, 0, &options)?)?;
         dst.expect_from(0, &src, 0..1 << 20);
-        let pages = Pages::new((0..100).collect::<Vec<_>>()).offset(1 << 20);
+        let pages = Pages::new((0..100).rev().collect::<Vec<_>>()).offset(1 << 20);
         pair.sim.done(pair.to_a.write_pages_with(&dst.region, &pages, &back, &pages, 4096, &options)?)?;
         src.expect_from(1 << 20, &dst, 1 << 20..(1 << 20) + 100 * 4096);
         dst.check(&format!("{ours} rails to {theirs}"))?;

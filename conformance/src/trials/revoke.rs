@@ -56,7 +56,7 @@ fn operations_after_it(context: &TrialContext) -> TestResult {
     for len in [1, 4096, 300_000] {
         pair.sim.fails("a write", pair.to_b.write(&src.region, 0..len, &remote, 0), REFUSALS)?;
     }
-    let pages = Pages::new([0, 1]);
+    let pages = Pages::new([1, 0]);
     pair.sim.fails("pages", pair.to_b.write_pages(&src.region, &pages, &remote, &pages, 4096), REFUSALS)?;
     pair.sim.settle()?;
     dst.check("the region")
@@ -120,7 +120,7 @@ fn pages_in_flight(context: &TrialContext) -> TestResult {
         let src = CheckedRegion::new(&pair.a, 512 * COUNT as usize, Access::LOCAL, context.seed)?;
         let mut dst = CheckedRegion::new(&pair.b, 512 * COUNT as usize, FULL_ACCESS, context.seed + 1)?;
         let remote = dst.import(&pair.to_b)?;
-        let pages = Pages::new((0..COUNT).collect::<Vec<_>>());
+        let pages = Pages::new((0..COUNT).rev().collect::<Vec<_>>());
         let mut op = pair.to_b.write_pages(&src.region, &pages, &remote, &pages, 512)?;
         for _ in 0..turns {
             pair.sim.tick();
@@ -283,7 +283,7 @@ fn uses(
     remote: &RemoteRegion,
     prepared: &PreparedTransfer,
 ) -> TestResult<Vec<(&'static str, Result<Op, Error>)>> {
-    let (len, pages) = (own.len(), Pages::new([0, 1]));
+    let (len, pages) = (own.len(), Pages::new([1, 0]));
     let with_imm = WriteOptions::new().imm(5);
     let when_due = WriteOptions::new().when(Arc::new(AtomicU32::new(1)), 1);
     let group = PeerGroup::new([peer.clone()])?;
@@ -320,7 +320,7 @@ fn refuses_the_owner(context: &TrialContext) -> TestResult {
     let pair = SimPair::new(context)?;
     let mut own = CheckedRegion::new(&pair.a, 300_000, FULL_ACCESS, context.seed)?;
     let far = CheckedRegion::new(&pair.b, 300_000, FULL_ACCESS, context.seed + 1)?;
-    let (remote, pages) = (far.import(&pair.to_b)?, Pages::new([0, 1]));
+    let (remote, pages) = (far.import(&pair.to_b)?, Pages::new([1, 0]));
     let options = WriteOptions::new().imm(7);
     let prepared = pair.to_b.prepare_write_pages(&own.region, &pages, &remote, &pages, 4096, &options)?;
     pair.sim.done(own.region.revoke()?)?;
@@ -388,7 +388,7 @@ fn refuses_in_real_time(context: &TrialContext) -> TestResult {
     helper.command("alloc far 300000 2")?;
     let remote = within(LIMIT, "a lookup", peer.region("far"))??;
     let mut own = CheckedRegion::new(fabric, 300_000, FULL_ACCESS, 1)?;
-    let (pages, options) = (Pages::new([0, 1]), WriteOptions::new().imm(7));
+    let (pages, options) = (Pages::new([1, 0]), WriteOptions::new().imm(7));
     let prepared = peer.prepare_write_pages(&own.region, &pages, &remote, &pages, 4096, &options)?;
     own.revoke_and_wait(fabric)?;
     are_refused(uses(fabric, peer, &own.region, &remote, &prepared)?)?;
@@ -407,7 +407,7 @@ fn amid_own_traffic(context: &TrialContext) -> TestResult {
     let ConnectedPair { fabric, peer, helper } = &mut pair;
     helper.command(&format!("alloc far {LEN} 2"))?;
     let remote = within(LIMIT, "a lookup", peer.region("far"))??;
-    let pages = Pages::new((0..(LEN / 8192) as u32).collect::<Vec<_>>());
+    let pages = Pages::new((0..(LEN / 8192) as u32).rev().collect::<Vec<_>>());
     for round in 0..10 {
         let mut own = CheckedRegion::new(fabric, LEN, FULL_ACCESS, round)?;
         let mut ops = Vec::new();

@@ -24,7 +24,7 @@ fn bytes_are_bounded(context: &TrialContext) -> TestResult {
     let src = CheckedRegion::new(&pair.a, 16 * PAGE, Access::LOCAL, context.seed)?;
     let mut dst = CheckedRegion::new(&pair.b, 16 * PAGE, FULL_ACCESS, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
-    let pages = Pages::new((0..10).collect::<Vec<_>>());
+    let pages = Pages::new((0..10).rev().collect::<Vec<_>>());
     let op = pair.to_b.write_pages(&src.region, &pages, &remote, &pages, PAGE)?;
     let posted = || pair.a.counters().iter().map(|rail| rail.bytes).sum::<u64>();
     for turns in 1..=3 {

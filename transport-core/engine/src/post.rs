@@ -213,6 +213,9 @@ impl Engine {
         this.batch.clear();
         this.batch_runs.clear();
         share.next += 1;
+        if let Some(list) = work.shape.list() {
+            share.segment = list.segment_of(piece, 0);
+        }
         let imm = work.imm_of_pieces();
         let bytes = work.expand(piece..piece + 1, share, imm, this.inflight.id_of(0), &mut this.batch);
         this.batch_runs.push(Run { op: op.index, first_piece: piece, count: 1, cost });
@@ -356,8 +359,8 @@ impl Engine {
                 this.queue.pop();
                 continue;
             };
-            let share = active.rails[rail];
-            let (most, piece_bytes) = active.next_run(&share);
+            let mut share = active.rails[rail];
+            let (most, piece_bytes) = active.next_run(&mut share);
             let cost = this.window.cost(piece_bytes);
             let fit_window = this.window.room(cost_in_flight, oldest, cost);
             if fit_window == 0 && share.left() > 0 {
@@ -389,7 +392,8 @@ impl Engine {
                 copied += if active.work.device_memory { 0 } else { expanded };
                 this.batch_runs.push(run);
                 room -= run.count;
-                active.rails[rail].next += run.count;
+                share.next += run.count;
+                active.rails[rail] = share;
             }
             let share = &mut active.rails[rail];
             if share.left() == 0 {

@@ -77,18 +77,15 @@ impl Entries {
         Ok(())
     }
 
-    /// The entry with this index, which is below [`Entries::len`]. `run` is the number of the run that the last call
-    /// found, or 0: most callers ask for neighbours.
+    /// The entry with this index, which is below [`Entries::len`].
     #[inline]
-    pub fn get(&self, index: u32, run: &mut usize) -> Entry {
-        let holds = |run: &Run| run.start <= index && index < run.end;
-        if !self.runs.get(*run).is_some_and(holds) {
-            *run = match self.runs.get(*run + 1).is_some_and(holds) {
-                true => *run + 1,
-                false => self.runs.partition_point(|run| run.end <= index),
-            };
+    pub fn get(&self, index: u32) -> Entry {
+        // Where the entry is if every run has as many entries as the first: so it is in a KV cache of equal layers.
+        let guess = self.runs.get((index / self.runs[0].end) as usize);
+        match guess.filter(|run| run.start <= index && index < run.end) {
+            Some(run) => run.entry(index),
+            None => self.runs[self.runs.partition_point(|run| run.end <= index)].entry(index),
         }
-        self.runs[*run].entry(index)
     }
 }
 
@@ -115,11 +112,10 @@ mod tests {
                 model.extend((0..u64::from(count)).map(|index| Entry { offset: offset + index * stride, ..first }));
             }
             prop_assert_eq!(entries.len() as usize, model.len());
-            let mut run = 0;
             let all = 0..model.len() as u32;
             let any = asked.iter().filter_map(|index| index.checked_rem(model.len() as u32));
             for index in all.chain(any) {
-                prop_assert_eq!(entries.get(index, &mut run), model[index as usize]);
+                prop_assert_eq!(entries.get(index), model[index as usize]);
             }
         }
     }

@@ -35,10 +35,9 @@ pub(super) fn plan(
     }
     check_requests(count as u64, name)?;
     let planner = Planner { peer, kind, local: local.regions(), remote: remote.regions(), options, name };
-    let (mut local_run, mut remote_run) = (0, 0);
     let entries = (0..count).map(|position| {
-        let local = local.entries().get(local_selection.at(position), &mut local_run);
-        (local, remote.entries().get(remote_selection.at(position), &mut remote_run))
+        let local = local.entries().get(local_selection.at(position));
+        (local, remote.entries().get(remote_selection.at(position)))
     });
     planner.parts(PairedEntries::new(entries, local.regions().len(), name)?)
 }
@@ -69,15 +68,11 @@ struct PairedEntries {
     pairs: Vec<(u32, u32)>,
     /// The index in `entries` behind the last entry of each pair.
     ends: Vec<usize>,
-    /// The entries, one pair after the other. The entries of a pair are in the order of the transfer.
-    entries: Vec<PairedEntry>,
-}
-
-#[derive(Clone, Copy)]
-struct PairedEntry {
-    local: u64,
-    remote: u64,
-    len: u64,
+    /// The entries, one pair after the other: the offsets in the local and in the remote region, and the length. The
+    /// entries of a pair are in the order of the transfer.
+    entries: Vec<(u64, u64, u64)>,
+    /// The length of the longest entry.
+    longest: u64,
 }
 
 /// The rails that reach both regions of a pair.
@@ -98,49 +93,65 @@ impl PairedEntries {
         operation: &'static str,
     ) -> Result<Self> {
         let mut pairs: Vec<(u32, u32)> = Vec::new();
-        let mut number_of_pair = HashMap::new();
-        // For each local region, the number of the pair that it was in last: most stay with one remote region.
-        let mut last_pair: Vec<Option<u32>> = vec![None; local_regions];
         let mut counts: Vec<usize> = Vec::new();
-        let mut drafts = Vec::with_capacity(entries.len());
+        let mut number_of_pair = HashMap::new();
+        // For each local region, the remote region that it was last paired with, and the number of that pair. Most
+        // stay with one remote region.
+        let mut last_pair = vec![(u32::MAX, 0); local_regions];
+        let (mut longest, mut is_sorted, mut last) = (0, true, 0);
+        let mut unsorted = Vec::with_capacity(entries.len());
+        let mut pair_of_entry: Vec<u32> = Vec::with_capacity(entries.len());
         for (position, (local, remote)) in entries.enumerate() {
             if local.len != remote.len {
-                let why = format!(
-                    "the local entry at position {position} has {} bytes, and the remote entry has {}; the entries of a pair need the same length",
-                    local.len, remote.len
-                );
-                return Err(Error::new(ErrorKind::InvalidRequest, operation, why));
+                return Err(different(position, local.len, remote.len, operation));
             }
-            let regions = (local.region, remote.region);
-            let known = last_pair[local.region as usize].filter(|pair| pairs[*pair as usize] == regions);
-            let pair = known.unwrap_or_else(|| {
-                *number_of_pair.entry(regions).or_insert_with(|| {
+            let known = &mut last_pair[local.region as usize];
+            if known.0 != remote.region {
+                let regions = (local.region, remote.region);
+                let pair = *number_of_pair.entry(regions).or_insert_with(|| {
                     pairs.push(regions);
                     counts.push(0);
                     pairs.len() as u32 - 1
-                })
-            });
-            last_pair[local.region as usize] = Some(pair);
+                });
+                *known = (remote.region, pair);
+            }
+            let pair = known.1;
             counts[pair as usize] += 1;
-            drafts.push((pair, PairedEntry { local: local.offset, remote: remote.offset, len: local.len }));
+            longest = local.len.max(longest);
+            is_sorted &= pair >= last;
+            last = pair;
+            unsorted.push((local.offset, remote.offset, local.len));
+            pair_of_entry.push(pair);
         }
-        // The index of the next entry of each pair, then the index behind its last one.
-        let mut ends: Vec<usize> =
-            counts.iter().scan(0, |sum, count| Some(std::mem::replace(sum, *sum + count))).collect();
-        let mut sorted = vec![PairedEntry { local: 0, remote: 0, len: 0 }; drafts.len()];
-        for (pair, entry) in drafts {
-            let at = &mut ends[pair as usize];
-            sorted[*at] = entry;
-            *at += 1;
+        // Where each pair begins.
+        let begins = counts.iter().scan(0, |sum, count| Some(std::mem::replace(sum, *sum + count)));
+        let mut ends: Vec<usize> = begins.collect();
+        if is_sorted {
+            ends.iter_mut().zip(&counts).for_each(|(end, count)| *end += count);
+            return Ok(Self { pairs, ends, entries: unsorted, longest });
         }
-        Ok(Self { pairs, ends, entries: sorted })
+        let mut entries = vec![(0, 0, 0); unsorted.len()];
+        for (entry, pair) in unsorted.into_iter().zip(pair_of_entry) {
+            let end = &mut ends[pair as usize];
+            entries[*end] = entry;
+            *end += 1;
+        }
+        Ok(Self { pairs, ends, entries, longest })
     }
 
     /// The entries of a pair.
-    fn of(&self, pair: usize) -> &[PairedEntry] {
+    fn of(&self, pair: usize) -> &[(u64, u64, u64)] {
         let start = pair.checked_sub(1).map_or(0, |before| self.ends[before]);
         &self.entries[start..self.ends[pair]]
     }
+}
+
+#[cold]
+fn different(position: usize, local: u64, remote: u64, operation: &'static str) -> Error {
+    let why = format!(
+        "the local entry at position {position} has {local} bytes, and the remote entry has {remote}; the two entries of a pair need the same length"
+    );
+    Error::new(ErrorKind::InvalidRequest, operation, why)
 }
 
 impl Planner<'_> {
@@ -175,12 +186,12 @@ impl Planner<'_> {
         let link = self.peer.0.first_link_of(reach.transport);
         let caps = link.capabilities_for(operation, self.options.imm, self.name)?;
         let count = pairs.iter().map(|pair| paired.of(*pair).len()).sum();
-        let rule = self.rule(caps, pairs, paired)?;
+        let rule = self.rule(caps, paired)?;
         let mut list = ListPlan::with_capacity(count, false);
         for pair in pairs {
             let (local, remote) = paired.pairs[*pair];
             let (local, remote) = (&self.local[local as usize], &self.remote[remote as usize]);
-            let entries = paired.of(*pair).iter().map(|entry| (entry.local, entry.remote, entry.len));
+            let entries = paired.of(*pair).iter().copied();
             list.push_segment(Arc::clone(&local.0), Arc::clone(&remote.0), rule, entries);
         }
         let (local, remote) = paired.pairs[pairs[0]];
@@ -194,15 +205,16 @@ impl Planner<'_> {
     }
 
     /// How the entries become pieces.
-    fn rule(&self, caps: &Capabilities, pairs: &[usize], paired: &PairedEntries) -> Result<PieceRule> {
-        let lengths = pairs.iter().flat_map(|pair| paired.of(*pair)).map(|entry| entry.len);
+    fn rule(&self, caps: &Capabilities, paired: &PairedEntries) -> Result<PieceRule> {
+        let longest = paired.longest;
         if self.options.imm.is_none() || self.options.imm_mode == ImmMode::Last {
             let chunk = caps.chunk.min(caps.max_write).max(1);
-            let requests = lengths.map(|len| len.div_ceil(chunk)).fold(0, u64::saturating_add);
-            check_requests(requests, self.name)?;
+            if longest > chunk {
+                let requests = paired.entries.iter().map(|(_, _, len)| len.div_ceil(chunk));
+                check_requests(requests.fold(0, u64::saturating_add), self.name)?;
+            }
             return Ok(PieceRule::Merge { chunk });
         }
-        let longest = lengths.max().unwrap_or(0);
         if longest > caps.max_write {
             let why = format!(
                 "an entry has {longest} bytes; with an imm per request this transport moves at most {} at once",

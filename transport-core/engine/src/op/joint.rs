@@ -122,7 +122,7 @@ impl Joint for Many {
             match &part.0 {
                 State::Waiting(Waiting::One(pending)) => engines.push(Arc::clone(&pending.engine)),
                 State::Waiting(Waiting::Many(many)) => engines.append(&mut many.engines()),
-                State::Ready(_) | State::Taken => {}
+                State::Moved(_) | State::Ready(_) | State::Taken => {}
             }
         }
         engines.sort_unstable_by_key(Arc::as_ptr);

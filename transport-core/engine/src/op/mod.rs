@@ -49,6 +49,9 @@ pub struct Outcome {
 pub struct Op(State);
 
 enum State {
+    /// The calling thread moved this number of bytes at submission. A state of its own: the other fields of the outcome
+    /// are not written.
+    Moved(u64),
     /// The operation ended at submission.
     Ready(Result<Outcome>),
     /// The operation was not over when it was submitted.
@@ -81,6 +84,12 @@ impl Op {
         Self(State::Ready(result))
     }
 
+    /// An operation that moved `bytes` bytes at submission.
+    #[inline]
+    pub(crate) fn moved(bytes: u64) -> Self {
+        Self(State::Moved(bytes))
+    }
+
     /// An operation that an engine has under this id.
     #[doc(hidden)]
     #[inline]
@@ -95,7 +104,7 @@ impl Op {
         match &self.0 {
             State::Waiting(Waiting::One(pending)) => Some(pending.id),
             State::Waiting(Waiting::Many(many)) => many.id(),
-            State::Ready(_) | State::Taken => None,
+            State::Moved(_) | State::Ready(_) | State::Taken => None,
         }
     }
 
@@ -104,7 +113,7 @@ impl Op {
         match &mut self.0 {
             State::Waiting(Waiting::One(pending)) => pending.cancel_on_drop = false,
             State::Waiting(Waiting::Many(many)) => many.detach(),
-            State::Ready(_) | State::Taken => {}
+            State::Moved(_) | State::Ready(_) | State::Taken => {}
         }
     }
 
@@ -128,6 +137,10 @@ impl Op {
 
     #[inline]
     fn take_ready(&mut self) -> Option<Result<Outcome>> {
+        if let State::Moved(bytes) = self.0 {
+            self.0 = State::Taken;
+            return Some(Ok(Outcome { bytes, ..Outcome::default() }));
+        }
         if !matches!(self.0, State::Ready(_)) {
             return None;
         }
@@ -164,7 +177,7 @@ impl Op {
                 let drive = || engines.iter().filter(|engine| engine.drive()).count() > 0;
                 block_on(&mut *self, limit, Self::has_news, drive)
             }
-            State::Ready(_) | State::Taken => return Err(taken()),
+            State::Moved(_) | State::Ready(_) | State::Taken => return Err(taken()),
         };
         result.unwrap_or_else(|| {
             let why = format!("there is no result after {limit:?}; the operation goes on, wait again");
@@ -179,7 +192,7 @@ impl Op {
                 pending.completed || pending.engine.table.is_completed(pending.id)
             }
             State::Waiting(Waiting::Many(many)) => many.has_news(),
-            State::Ready(_) | State::Taken => true,
+            State::Moved(_) | State::Ready(_) | State::Taken => true,
         }
     }
 
@@ -193,7 +206,7 @@ impl Op {
         match std::mem::replace(&mut self.0, State::Taken) {
             State::Waiting(Waiting::One(pending)) => Cancel::of(early, pending),
             State::Waiting(Waiting::Many(many)) => many.cancel(early),
-            State::Ready(_) | State::Taken => Cancel::over(early),
+            State::Moved(_) | State::Ready(_) | State::Taken => Cancel::over(early),
         }
     }
 }

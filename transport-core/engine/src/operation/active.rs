@@ -77,6 +77,8 @@ pub(crate) struct ActiveRail {
     pub range: RailRange,
     /// The next piece to post.
     pub next: u32,
+    /// The segment that the last run was of, if the operation is a list.
+    pub segment: u32,
     /// Whether the operation is in the rail's queue.
     pub queued: bool,
     /// The rail's weight among the rails of the operation; 0 if the rail does not reach the peer or the region.
@@ -138,13 +140,14 @@ impl ActiveOp {
     }
 
     /// The most pieces of a rail's share that the next run may have, and the bytes of each: their mean where pieces
-    /// differ in length.
+    /// differ in length. Finds the run's segment, if the operation is a list.
     #[inline]
-    pub fn next_run(&self, rail: &ActiveRail) -> (u32, u64) {
+    pub fn next_run(&self, rail: &mut ActiveRail) -> (u32, u64) {
         let most = rail.left().min(MAX_RUN);
         match &self.work.shape {
             Shape::List(list) if self.stage == Stage::Data && most > 0 => {
-                let pieces = list.run_from(rail.next, most);
+                rail.segment = list.segment_of(rail.next, rail.segment);
+                let pieces = list.run_from(rail.next, rail.segment, most);
                 let count = pieces.len() as u32;
                 (count, list.bytes_of(pieces).div_ceil(u64::from(count.max(1))))
             }

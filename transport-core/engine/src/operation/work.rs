@@ -91,8 +91,10 @@ impl Work {
     }
 
     /// Whether a local region is revoked.
+    #[inline]
     pub fn is_local_revoked(&self) -> bool {
-        self.locals().any(|local| local.is_revoked())
+        self.local.as_ref().is_some_and(|local| local.is_revoked())
+            || self.segments().iter().any(|segment| segment.local.is_revoked())
     }
 
     /// Whether `region` is a local region of the work.
@@ -111,12 +113,14 @@ impl Work {
     }
 
     /// The segments of a list without the first one; none for any other shape.
+    #[inline]
     fn segments(&self) -> &[Segment] {
-        self.shape.list().and_then(|list| list.segments().get(1..)).unwrap_or_default()
+        self.shape.list().map_or(&[], |list| &list.segments()[1..])
     }
 
     /// The entries that share a request with the entry before them. Of the engines that share an operation, the one
     /// that has its first piece counts them.
+    #[inline]
     pub fn merged(&self) -> u64 {
         self.shape.list().filter(|_| self.pieces.start == 0).map_or(0, ListPlan::merged)
     }
@@ -156,9 +160,14 @@ impl Work {
 
     /// The operation of the public API that this work belongs to.
     pub fn operation_kind(&self) -> OperationKind {
+        if self.shape.list().is_some_and(|list| !list.paged) {
+            return if self.kind == WorkKind::Read {
+                OperationKind::ReadList
+            } else {
+                OperationKind::WriteList
+            };
+        }
         match self.kind {
-            WorkKind::Read if self.is_list() => OperationKind::ReadList,
-            WorkKind::Write if self.is_list() => OperationKind::WriteList,
             WorkKind::Read if self.shape.is_pages() => OperationKind::ReadPages,
             WorkKind::Read => OperationKind::Read,
             WorkKind::Send => OperationKind::Send,
@@ -167,10 +176,6 @@ impl Work {
             WorkKind::Write if self.shape.is_pages() => OperationKind::WritePages,
             WorkKind::Write => OperationKind::Write,
         }
-    }
-
-    fn is_list(&self) -> bool {
-        self.shape.list().is_some_and(|list| !list.paged)
     }
 
     /// The name of the operation in its errors.
@@ -201,10 +206,8 @@ impl Work {
         batch: &mut Batch,
     ) -> u64 {
         let mut request = self.request(rail, imm, first_id);
-        if let Shape::List(list) = &self.shape
-            && let Some(segment) = list.segment_of(pieces.start)
-        {
-            segment.address(&mut request, rail.number as usize);
+        if let Shape::List(list) = &self.shape {
+            list.segments()[rail.segment as usize].address(&mut request, rail.number as usize);
         }
         let bytes = self.shape.bytes_of(pieces.clone());
         batch.push_run(request, |into| {

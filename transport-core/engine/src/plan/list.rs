@@ -114,17 +114,23 @@ impl ListPlan {
         &self.segments
     }
 
-    /// The segment of a piece.
+    /// The number of a piece's segment. `near` is where the search begins: the segment of a piece shortly before.
     #[inline]
-    pub fn segment_of(&self, piece: u32) -> Option<&Segment> {
-        self.segments.get(self.segments.partition_point(|segment| segment.end <= piece))
+    pub fn segment_of(&self, piece: u32, near: u32) -> u32 {
+        let near = near as usize;
+        let is_behind = near > 0 && self.segments[near - 1].end > piece;
+        let from = match is_behind {
+            true => self.segments[..near].partition_point(|segment| segment.end <= piece),
+            false => near,
+        };
+        let further = self.segments[from..].iter().take_while(|segment| segment.end <= piece);
+        (from + further.count()) as u32
     }
 
     /// The pieces from `piece` on that a run of at most `most` pieces can take: those of the same segment.
     #[inline]
-    pub fn run_from(&self, piece: u32, most: u32) -> Range<u32> {
-        let end = self.segment_of(piece).map_or(piece, |segment| segment.end);
-        piece..end.min(piece.saturating_add(most))
+    pub fn run_from(&self, piece: u32, segment: u32, most: u32) -> Range<u32> {
+        piece..self.segments[segment as usize].end.min(piece.saturating_add(most))
     }
 
     #[inline]
