@@ -7,8 +7,8 @@ use std::time::Duration;
 use libfabric_sys as sys;
 use multirail_spi::{
     AbortScope, Access, Capabilities, Connector, DeliveredCost, Domain, DomainSetup, Endpoint,
-    EndpointConfig, Error, ErrorKind, HostBuffer, Memory, MemoryRegion, Operations, PeerSlot, Progress,
-    RemoteKey, RemoteMemory, Result, Revocation,
+    EndpointConfig, Error, ErrorKind, HostBuffer, Memory, MemoryRegion, Operations, Paths, PeerSlot,
+    Progress, RemoteKey, RemoteMemory, Result, Revocation,
 };
 
 use crate::endpoint::EfaEndpoint;
@@ -129,6 +129,7 @@ fn capabilities(device: &Device, queues: &Queues) -> Capabilities {
     let caps = info.get().caps;
     let mut it = Capabilities::minimal();
     it.operations = Operations::WRITE | Operations::SEND;
+    it.path = info.path();
     let data = info.domain().cq_data_size;
     if data >= 4 {
         it.operations |= Operations::WRITE_IMM;
@@ -202,7 +203,10 @@ impl Domain for EfaDomain {
             let context = "the descriptor's range ends beyond all addresses: ask the peer for a new one";
             return Err(Error::new(ErrorKind::RemoteAccess, "import", context));
         }
-        Ok(Arc::new(ImportedRegion(*key)))
+        let Capabilities { path, emulated, .. } = self.capabilities();
+        // Where software carries out writes, it copies them out of the messages that a card receives.
+        let staged = if emulated.contains(Operations::WRITE) { Paths::STAGED } else { Paths::empty() };
+        Ok(Arc::new(ImportedRegion { key: *key, path: *path | staged }))
     }
 
     fn connector(&self) -> &dyn Connector {

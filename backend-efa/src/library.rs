@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use libfabric_sys as sys;
 use libfabric_sys::Library;
-use multirail_spi::{Error, ErrorKind, Result};
+use multirail_spi::{Error, ErrorKind, Paths, Result};
 
 use crate::hmem;
 use crate::settings;
@@ -116,6 +116,17 @@ impl Info {
     pub(crate) fn domain_name(&self) -> String {
         // SAFETY: the name is null or a string.
         unsafe { text(self.domain().name) }
+    }
+
+    /// The path of the provider's bytes.
+    pub(crate) fn path(&self) -> Paths {
+        let provider = self.provider();
+        // A layered provider is named with the core provider first: `tcp;ofi_rxm`.
+        match provider.split(';').next().unwrap_or_default() {
+            "tcp" | "net" | "sockets" | "udp" => Paths::SOCKETS,
+            "shm" | "sm2" => Paths::MEMORY_COPY,
+            _ => Paths::RDMA,
+        }
     }
 
     /// Whether the device is a card, that is, a NIC. Software providers (`tcp`, `shm`) have none.

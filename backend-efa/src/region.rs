@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::task::Poll;
 
 use libfabric_sys as sys;
-use multirail_spi::{Access, Error, ErrorKind, Memory, MemoryRegion, RemoteKey, RemoteMemory, Result};
+use multirail_spi::{Access, Error, ErrorKind, Memory, MemoryRegion, Paths, RemoteKey, RemoteMemory, Result};
 
 use crate::deregistrations::Deregistration;
 use crate::hmem::MemoryLocation;
@@ -169,19 +169,27 @@ impl MemoryRegion for RegisteredRegion {
 }
 
 /// A peer's region. Requests need only these numbers.
-pub(crate) struct ImportedRegion(pub RemoteKey);
+pub(crate) struct ImportedRegion {
+    pub key: RemoteKey,
+    /// The provider's path.
+    pub path: Paths,
+}
 
 impl RemoteMemory for ImportedRegion {
     fn rkey(&self) -> u64 {
-        self.0.key
+        self.key.key
     }
 
     fn base(&self) -> u64 {
-        self.0.base
+        self.key.base
     }
 
     fn path(&self) -> &'static str {
         "libfabric"
+    }
+
+    fn paths(&self, _: bool) -> Paths {
+        self.path
     }
 }
 

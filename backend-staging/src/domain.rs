@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use multirail_spi::{
     Access, Capabilities, Connector, Domain, Endpoint, EndpointConfig, Error, ErrorKind, Flushes, Memory,
-    MemoryKind, MemoryRegion, Operations, Ordering, PeerSlot, RemoteKey, RemoteMemory, Result, StagingPolicy,
+    MemoryKind, MemoryRegion, Operations, Ordering, Paths, PeerSlot, RemoteKey, RemoteMemory, Result,
+    StagingPolicy,
 };
 
 use crate::connection::Connections;
@@ -129,7 +130,7 @@ impl Domain for StagedDomain {
                        protocol, disconnect it";
             return Err(Error::new(ErrorKind::Protocol, "import", why));
         }
-        Ok(Arc::new(StagedImport(*key)))
+        Ok(Arc::new(StagedImport { key: *key, path: self.capabilities().path | Paths::STAGED }))
     }
 
     fn connector(&self) -> &dyn Connector {
@@ -206,11 +207,14 @@ impl Connector for StagedDomain {
 }
 
 /// The import of a peer's staged region.
-struct StagedImport(RemoteKey);
+struct StagedImport {
+    key: RemoteKey,
+    path: Paths,
+}
 
 impl RemoteMemory for StagedImport {
     fn rkey(&self) -> u64 {
-        self.0.key
+        self.key.key
     }
 
     fn base(&self) -> u64 {
@@ -219,5 +223,9 @@ impl RemoteMemory for StagedImport {
 
     fn path(&self) -> &'static str {
         "staged through the host's memory"
+    }
+
+    fn paths(&self, _: bool) -> Paths {
+        self.path
     }
 }

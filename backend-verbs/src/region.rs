@@ -5,7 +5,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Poll;
 
 use multirail_spi::{
-    Access, DmaBuf, Error, ErrorKind, Memory, MemoryKind, MemoryRegion, RemoteKey, RemoteMemory, Result,
+    Access, DmaBuf, Error, ErrorKind, Memory, MemoryKind, MemoryRegion, Paths, RemoteKey, RemoteMemory,
+    Result,
 };
 use rdma_sys as ib;
 
@@ -208,5 +209,9 @@ impl RemoteMemory for Imported {
 
     fn base(&self) -> u64 {
         self.0.base
+    }
+
+    fn paths(&self, _: bool) -> Paths {
+        Paths::RDMA
     }
 }

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use transport_core::spi::Capabilities;
 use transport_core::{
-    Clock, Error, ErrorKind, Fabric, FabricBuilder, GrantPolicy, Op, Outcome, Peer, RailGroups, Time, Token,
-    VirtualClock,
+    Clock, Error, ErrorKind, Fabric, FabricBuilder, GrantPolicy, Op, Outcome, PathPolicy, Peer, RailGroups,
+    Time, Token, VirtualClock,
 };
 
 use crate::backend_under_test::{TransferSide, TransportShape, Variant};
@@ -54,6 +54,7 @@ pub(crate) struct Options<'a> {
     pub deadline: Duration,
     pub token: Option<Token>,
     pub grant_policy: Option<Arc<dyn GrantPolicy>>,
+    pub path_policy: PathPolicy,
     /// True if each read of the clock moves the clock: for waits during which nothing else moves it.
     pub ticking: bool,
 }
@@ -73,6 +74,7 @@ impl Default for Options<'_> {
         let (max_operations, deadline) = (1024, Duration::from_secs(3600));
         let (labels, token, grant_policy, ticking) = (&[LABEL][..], None, None, false);
         let (rails, variant, group_per_rail) = (None, None, false);
+        let path_policy = PathPolicy::ANY;
         Self {
             labels,
             rails,
@@ -82,6 +84,7 @@ impl Default for Options<'_> {
             deadline,
             token,
             grant_policy,
+            path_policy,
             ticking,
         }
     }
@@ -93,7 +96,10 @@ pub(crate) fn builder(context: &TrialContext, options: &Options<'_>) -> TestResu
     let rails = options.rails.unwrap_or_else(|| context.backend.rails());
     let variant = options.variant.unwrap_or(context.variant);
     let shape = TransportShape { rails, variant, seed: context.seed };
-    let mut builder = FabricBuilder::new().max_operations(options.max_operations).deadline(options.deadline);
+    let mut builder = FabricBuilder::new()
+        .max_operations(options.max_operations)
+        .deadline(options.deadline)
+        .path_policy(options.path_policy);
     static FABRICS: AtomicU64 = AtomicU64::new(0);
     let number = FABRICS.fetch_add(1, Ordering::Relaxed);
     let unique_label = format!("ahead-{}-{number}", std::process::id());

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use ::staging::Staged;
 use topology::{Address, Machine};
 use transport_core::spi::Backend;
-use transport_core::{Error, ErrorKind, RailGroups, Result, StagingPolicy};
+use transport_core::{Error, ErrorKind, PathPolicy, Paths, RailGroups, Result, StagingPolicy};
 
 use crate::MachineSource;
 use crate::registry::UnavailableBackend;
@@ -19,6 +19,8 @@ pub(crate) const TOPOLOGY: &str = "MULTIRAIL_TOPOLOGY";
 pub(crate) const RAIL_GROUPS: &str = "MULTIRAIL_RAIL_GROUPS";
 /// The variable with PCI addresses of the GPUs to serve, separated by commas.
 pub(crate) const GPUS: &str = "MULTIRAIL_GPUS";
+/// The variable with the paths that bytes may take, separated by commas.
+const PATHS: &str = "MULTIRAIL_PATHS";
 
 /// The maximum number of rails of a transport, and so of loopback's threads or libfabric's domains.
 const MAX_RAILS: u32 = 64;
@@ -83,6 +85,13 @@ impl MachineSettings {
         }
         Ok(Some(machine))
     }
+}
+
+/// The paths that `MULTIRAIL_PATHS` allows, with commas between them. `None` if it is unset.
+pub(crate) fn path_policy() -> Result<Option<PathPolicy>> {
+    let paths = given(PATHS).map(|text| text.parse::<Paths>()).transpose();
+    let paths = paths.map_err(|why| invalid_variable(PATHS, why.context()))?;
+    Ok(paths.map(PathPolicy::only))
 }
 
 /// The error for a variable with an invalid value.

@@ -7,7 +7,7 @@ use transport_core::{Error, ErrorKind, FabricBuilder, Result, TransportConfig};
 
 #[cfg(doc)]
 use crate::MachineSource;
-use crate::environment::{MachineSettings, RAIL_GROUPS};
+use crate::environment::{MachineSettings, RAIL_GROUPS, path_policy};
 use crate::{BackendChoice, RailGroups, libfabric, libibverbs, loopback, staged_if_asked};
 
 /// The backends of a program, in order of preference.
@@ -102,12 +102,17 @@ impl Registry {
     /// - `MULTIRAIL_GPUS`: the PCI addresses of the GPUs to serve, separated by commas
     /// - `MULTIRAIL_TOPOLOGY`: a source of the machine other than `/sys`, see [`MachineSource`]
     ///
+    /// `MULTIRAIL_PATHS` names the paths that bytes may take, separated by commas: see [`PathPolicy`].
+    ///
     /// # Errors
     /// As [`Registry::transports`]. `InvalidRequest` or `Io` if one of these variables is invalid.
     pub fn builder(&self, choice: &BackendChoice) -> Result<FabricBuilder> {
         let transports = self.transports(choice)?;
         let MachineSettings { groups, gpus, machine } = MachineSettings::from_environment()?;
         let mut builder = FabricBuilder::new();
+        if let Some(policy) = path_policy()? {
+            builder = builder.path_policy(policy);
+        }
         if let Some(groups) = groups {
             builder = builder.rail_groups(self.restrict_groups(groups, &transports)?);
         }

@@ -128,7 +128,7 @@ impl Peer {
         offset: usize,
         options: &ReadOptions,
     ) -> Result<Explanation> {
-        let (link, span) = self.check_read(dst, range, src, offset)?;
+        let (link, span) = self.check_read(dst, range, src, offset, options)?;
         let shape = cut_read(link, span)?;
         let work = Work { kind: WorkKind::Read, ..options.as_write().work(shape, dst, src) };
         let queued = why_waits(options.trigger.as_ref()).or_else(|| why_queued(link, dst, src, span));

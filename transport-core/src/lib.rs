@@ -64,6 +64,7 @@ mod options;
 #[allow(unsafe_code, reason = "owns memory of devices")]
 mod p2pmem;
 mod pages;
+mod path_policy;
 mod peer;
 mod pool;
 mod prepared;
@@ -100,6 +101,7 @@ pub use options::{ReadOptions, SendOptions, WriteOptions, imm_count};
 #[cfg(target_os = "linux")]
 pub use p2pmem::{P2pAllocator, P2pMemory};
 pub use pages::Pages;
+pub use path_policy::PathPolicy;
 pub use peer::{Drain, Peer, PeerClosed};
 pub use pool::{NextMessage, RecvPool};
 pub use prepared::PreparedTransfer;
@@ -108,6 +110,6 @@ pub use remote::RemoteRegion;
 #[cfg(unix)]
 pub use spi::DmaBuf;
 pub use spi::{
-    Access, Clock, Error, ErrorKind, Flush, HostBuffer, Locality, Memory, MemoryKind, Result, Signal,
+    Access, Clock, Error, ErrorKind, Flush, HostBuffer, Locality, Memory, MemoryKind, Paths, Result, Signal,
     StagingPolicy, SystemClock, Time, VirtualClock, WakeupHandle, WakeupPipe, copy,
 };

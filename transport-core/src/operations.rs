@@ -5,7 +5,8 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::engine::memory::RemoteInner;
+use crate::engine::index::TransportIndex;
+use crate::engine::memory::{RegionInner, RemoteInner};
 use crate::engine::op::OpId;
 use crate::engine::peer::{CheckedRange, Link};
 use crate::engine::plan::{ListPlan, PieceRule, Shape};
@@ -13,9 +14,11 @@ use crate::engine::{ImmCountdown, Submission, Work};
 use crate::options::{PER_WR_UNIT, ReadOptions, SendOptions, WriteOptions};
 use crate::pages::Pages;
 use crate::prepared::{Part, PreparedTransfer};
-use crate::spi::{Capabilities, Operations, WorkKind};
+use crate::spi::{Capabilities, Operations, Paths, WorkKind};
 use crate::striping::{OpSlot, OpSlots};
-use crate::{Access, Error, ErrorKind, ImmMode, Op, Peer, Region, RemoteRegion, Result, Time, Trigger};
+use crate::{
+    Access, Error, ErrorKind, ImmMode, Op, PathPolicy, Peer, Region, RemoteRegion, Result, Time, Trigger,
+};
 
 /// When an operation was submitted, its trigger, and its deadline.
 #[derive(Clone)]
@@ -261,7 +264,7 @@ impl Peer {
         local_pages.check(page, local.0.len(), "local", name)?;
         remote_pages.check(page, remote.0.len, "remote", name)?;
         remote.0.check(0, page, access, name)?;
-        let link = self.link_to(local, &remote.0, name)?;
+        let link = self.link_to(local, &remote.0, options.paths, name)?;
         let caps = link.capabilities_for(operations, options.imm, name)?;
         if page > caps.max_write {
             let why =
@@ -299,7 +302,7 @@ impl Peer {
         offset: usize,
         options: &ReadOptions,
     ) -> Result<Op> {
-        let (link, span) = self.check_read(dst, range, src, offset)?;
+        let (link, span) = self.check_read(dst, range, src, offset, options)?;
         if options.trigger.is_none() {
             if let Some(op) = link.try_direct(&dst.0, &src.0, span, WorkKind::Read, None, options.locality) {
                 return Ok(op);
@@ -349,7 +352,7 @@ impl Peer {
     /// `PeerDied`, `Closed`, `Busy`; later those of any write.
     pub fn warm_up(&self) -> Result<Op> {
         self.0.check_alive()?;
-        self.first_link("warm_up")?;
+        self.first_link(PathPolicy::ANY, "warm_up")?;
         for remote in self.0.context.imported() {
             remote.imports.iter().flatten().for_each(|import| import.warm_up());
         }
@@ -388,7 +391,7 @@ impl Peer {
             return Err(empty(operation));
         }
         dst.0.check(offset as u64, len, Access::REMOTE_WRITE, operation)?;
-        let link = self.link_to(src, &dst.0, operation)?;
+        let link = self.link_to(src, &dst.0, options.paths, operation)?;
         Ok((link, CheckedRange { local, remote: offset as u64, len }))
     }
 
@@ -400,13 +403,14 @@ impl Peer {
         range: Range<usize>,
         src: &RemoteRegion,
         offset: usize,
+        options: &ReadOptions,
     ) -> Result<(&Link, CheckedRange)> {
         let (local, len) = dst.0.check(range, "read")?;
         if len == 0 {
             return Err(empty("read"));
         }
         src.0.check(offset as u64, len, Access::REMOTE_READ, "read")?;
-        let link = self.link_to(dst, &src.0, "read")?;
+        let link = self.link_to(dst, &src.0, options.paths, "read")?;
         Ok((link, CheckedRange { local, remote: offset as u64, len }))
     }
 
@@ -419,9 +423,12 @@ impl Peer {
     ) -> Result<(&Link, CheckedRange)> {
         let (local, len) = src.0.check(range, "send")?;
         self.0.check_alive()?;
-        let link = self.first_link("send")?;
+        let (link, policy) = self.first_link(options.paths, "send")?;
         self.same_fabric(src, "send")?;
         let caps = link.capabilities_for(Operations::SEND, options.imm, "send")?;
+        if policy != PathPolicy::ANY {
+            policy.check(caps.path | staged(&src.0, link.engine.transport), &link.label, "send")?;
+        }
         if len > caps.max_message {
             let why =
                 format!("the message has {len} bytes, at most {}: use write for more", caps.max_message);
@@ -436,6 +443,7 @@ impl Peer {
         &self,
         region: &Region,
         remote: &RemoteInner,
+        paths: PathPolicy,
         operation: &'static str,
     ) -> Result<&Link> {
         if remote.peer != self.0.id {
@@ -443,7 +451,25 @@ impl Peer {
         }
         self.same_fabric(region, operation)?;
         self.0.check_alive()?;
+        let policy = self.0.context.path_policy().and(paths);
+        if policy != PathPolicy::ANY {
+            self.check_paths(&region.0, remote, policy, operation)?;
+        }
         Ok(&self.0.links[remote.first_group])
+    }
+
+    /// Refuses bytes between two regions that would take a path which `policy` does not allow.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn check_paths(
+        &self,
+        local: &RegionInner,
+        remote: &RemoteInner,
+        policy: PathPolicy,
+        operation: &'static str,
+    ) -> Result<()> {
+        let paths = remote.paths(local.device_memory_mask != 0) | staged(local, remote.transport);
+        policy.check(paths, &self.0.links[remote.first_group].label, operation)
     }
 
     #[inline]
@@ -454,20 +480,31 @@ impl Peer {
         Ok(())
     }
 
-    /// The link that messages and imms without bytes take.
-    pub(crate) fn first_link(&self, operation: &'static str) -> Result<&Link> {
-        self.0
-            .links
-            .iter()
-            .find(|link| link.is_up())
-            .ok_or_else(|| Error::new(ErrorKind::Unreachable, operation, "no transport is up"))
+    /// The link that messages and imms without bytes take: the first that is up, of those whose path is allowed if there
+    /// are any. Returns also the policy that applies.
+    pub(crate) fn first_link(
+        &self,
+        paths: PathPolicy,
+        operation: &'static str,
+    ) -> Result<(&Link, PathPolicy)> {
+        let policy = self.0.context.path_policy().and(paths);
+        let mut up = self.0.links.iter().filter(|link| link.is_up());
+        let first = up.next();
+        let first =
+            first.ok_or_else(|| Error::new(ErrorKind::Unreachable, operation, "no transport is up"))?;
+        let is_allowed = |link: &&Link| link.capabilities().is_some_and(|caps| policy.allows(caps.path));
+        if policy == PathPolicy::ANY || is_allowed(&first) {
+            return Ok((first, policy));
+        }
+        Ok((up.find(is_allowed).unwrap_or(first), policy))
     }
 
     /// Checks an imm without bytes. Returns the link.
     pub(crate) fn check_imm(&self, imm: u32, operation: &'static str) -> Result<&Link> {
         self.0.check_alive()?;
-        let link = self.first_link(operation)?;
-        link.capabilities_for(Operations::WRITE_IMM, Some(imm), operation)?;
+        let (link, policy) = self.first_link(PathPolicy::ANY, operation)?;
+        let caps = link.capabilities_for(Operations::WRITE_IMM, Some(imm), operation)?;
+        policy.check(caps.path, &link.label, operation)?;
         Ok(link)
     }
 
@@ -638,9 +675,16 @@ impl ReadOptions {
             deadline: self.deadline,
             locality: self.locality,
             trigger: self.trigger.clone(),
+            paths: self.paths,
             ..WriteOptions::DEFAULT
         }
     }
+}
+
+/// Whether bytes of a local region are staged over a transport.
+fn staged(region: &RegionInner, transport: TransportIndex) -> Paths {
+    let is_staged = region.regions[transport].iter().flatten().any(|on| on.staging_reason().is_some());
+    if is_staged { Paths::STAGED } else { Paths::empty() }
 }
 
 #[cold]

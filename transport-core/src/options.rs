@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::engine::Work;
 use crate::engine::plan::Shape;
 use crate::spi::WorkKind;
-use crate::{ImmMode, Locality, Region, RemoteRegion, Signal, Trigger};
+use crate::{ImmMode, Locality, PathPolicy, Region, RemoteRegion, Signal, Trigger};
 
 /// The bytes per work request of a single write with [`ImmMode::PerWr`]. The number is fixed, so that the receiver can
 /// compute the number of imms from the length alone.
@@ -32,11 +32,19 @@ pub struct WriteOptions {
     pub locality: Locality,
     /// The trigger that the operation waits for before it begins: [`WriteOptions::when`].
     pub trigger: Option<Trigger>,
+    /// The paths that the bytes may take, of those that the fabric and the peer allow.
+    pub paths: PathPolicy,
 }
 
 impl WriteOptions {
-    pub(crate) const DEFAULT: Self =
-        Self { imm: None, imm_mode: ImmMode::Last, deadline: None, locality: Locality::Auto, trigger: None };
+    pub(crate) const DEFAULT: Self = Self {
+        imm: None,
+        imm_mode: ImmMode::Last,
+        deadline: None,
+        locality: Locality::Auto,
+        trigger: None,
+        paths: PathPolicy::ANY,
+    };
 
     /// No imm, the default deadline.
     pub fn new() -> Self {
@@ -64,6 +72,12 @@ impl WriteOptions {
     /// Neither side is in a cache: copies stream past it.
     pub fn cold(mut self) -> Self {
         self.locality = Locality::Cold;
+        self
+    }
+
+    /// Refuses the operation if its bytes would take a path that `policy` does not allow.
+    pub fn paths(mut self, policy: PathPolicy) -> Self {
+        self.paths = policy;
         self
     }
 
@@ -106,6 +120,8 @@ pub struct ReadOptions {
     pub locality: Locality,
     /// The trigger that the operation waits for before it begins: [`ReadOptions::when`].
     pub trigger: Option<Trigger>,
+    /// The paths that the bytes may take, of those that the fabric and the peer allow.
+    pub paths: PathPolicy,
 }
 
 impl ReadOptions {
@@ -126,6 +142,12 @@ impl ReadOptions {
         self
     }
 
+    /// As [`WriteOptions::paths`].
+    pub fn paths(mut self, policy: PathPolicy) -> Self {
+        self.paths = policy;
+        self
+    }
+
     /// Begins the operation once `signal` has reached `value`: see [`WriteOptions::when`].
     pub fn when(mut self, signal: Arc<dyn Signal>, value: u32) -> Self {
         self.trigger = Some(Trigger::new(signal, value));
@@ -141,12 +163,20 @@ pub struct SendOptions {
     pub imm: Option<u32>,
     /// Time until the operation fails; `None` takes the fabric's default.
     pub deadline: Option<Duration>,
+    /// The paths that the bytes may take, of those that the fabric and the peer allow.
+    pub paths: PathPolicy,
 }
 
 impl SendOptions {
     /// No imm, the default deadline.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// As [`WriteOptions::paths`].
+    pub fn paths(mut self, policy: PathPolicy) -> Self {
+        self.paths = policy;
+        self
     }
 
     /// Sends `imm` with the message.

@@ -20,7 +20,7 @@ use crate::engine::index::{GroupIndex, TransportIndex};
 use crate::engine::peer::{Link, PeerState};
 use crate::fabric::FabricInner;
 use crate::spi::{Connector, PeerSlot};
-use crate::{Descriptor, Error, ErrorKind, ImmCounter, PeerId, RemoteRegion, Result};
+use crate::{Descriptor, Error, ErrorKind, ImmCounter, PathPolicy, PeerId, RemoteRegion, Result};
 
 pub(crate) use barriers::{Barriers, MAX_AHEAD, Refusal};
 pub use closed::PeerClosed;
@@ -67,7 +67,21 @@ impl Peer {
         self.0.is_alive()
     }
 
-    /// Makes a region of this peer usable here, by the first transport that both the region and the connection have.
+    /// The paths that bytes to and from this peer may take: what the fabric allows, and what was set by
+    /// [`Peer::set_path_policy`].
+    pub fn path_policy(&self) -> PathPolicy {
+        self.0.context.path_policy()
+    }
+
+    /// Sets which paths bytes to and from this peer may take, of those that the fabric allows. It applies to operations
+    /// that are submitted from now on, by any handle of the peer, and to posts of prepared transfers.
+    pub fn set_path_policy(&self, policy: PathPolicy) {
+        self.0.context.set_path_policy(policy);
+    }
+
+    /// Makes a region of this peer usable here, by the first transport that both the region and the connection have. A
+    /// transport whose path the [`PathPolicy`] does not allow is taken only if there is no other; then operations on the
+    /// region are refused.
     ///
     /// The call may block up to 2 s per rail, while a backend asks the peer's process.
     ///
@@ -80,15 +94,23 @@ impl Peer {
             let why = "the descriptor is of another opening of the owner's fabric; ask for a new one";
             return Err(Error::new(ErrorKind::Revoked, "import", why));
         }
-        let mut errors = Vec::new();
+        let policy = self.path_policy();
+        let is_allowed =
+            |remote: &RemoteRegion| [false, true].iter().any(|device| policy.allows(remote.0.paths(*device)));
+        let (mut errors, mut not_allowed) = (Vec::new(), None);
         for links in self.0.links_by_transport().filter(|links| links[0].is_up()) {
             match RemoteRegion::import(self.id(), links, descriptor) {
-                Ok(remote) => {
+                Ok(remote) if is_allowed(&remote) => {
                     self.0.context.remember_import(&remote.0);
                     return Ok(remote);
                 }
+                Ok(remote) => not_allowed = not_allowed.or(Some(remote)),
                 Err(error) => errors.push(error),
             }
+        }
+        if let Some(remote) = not_allowed {
+            self.0.context.remember_import(&remote.0);
+            return Ok(remote);
         }
         Err(errors.into_iter().next().unwrap_or_else(|| {
             let why = "the descriptor has no entry for a transport that reaches its owner";

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::engine::Work;
 use crate::engine::index::TransportIndex;
-use crate::{Error, ErrorKind, Op, Peer, Result, Signal, Trigger, WriteOptions};
+use crate::{Error, ErrorKind, Op, PathPolicy, Peer, Result, Signal, Trigger, WriteOptions};
 
 /// A transfer of pages or of a list that is ready to be posted many times, as in a loop over a KV cache.
 ///
@@ -97,7 +97,15 @@ impl PreparedTransfer {
     /// Makes the checks of a post.
     pub(crate) fn check(&self) -> Result<()> {
         self.peer.0.check_alive()?;
-        self.parts.iter().try_for_each(|part| part.work.check_regions(self.name()))
+        let (name, policy) = (self.name(), self.peer.path_policy());
+        for Part { work, .. } in &self.parts {
+            work.check_regions(name)?;
+            if policy != PathPolicy::ANY {
+                let mut pairs = work.locals().zip(work.remotes());
+                pairs.try_for_each(|(local, remote)| self.peer.check_paths(local, remote, policy, name))?;
+            }
+        }
+        Ok(())
     }
 
     pub(crate) fn peer(&self) -> &Peer {

@@ -10,7 +10,7 @@ use std::time::Duration;
 use multirail_spi::{
     AbortScope, Access, Capabilities, Connector, DeliveredCost, DeliveredScope, Direct, Domain, DomainSetup,
     Endpoint, EndpointConfig, Error, ErrorKind, Memory, MemoryKind, MemoryRegion, Operations,
-    Ordering as Ordered, PeerSlot, Progress, RemoteKey, RemoteMemory, Result, Revocation,
+    Ordering as Ordered, Paths, PeerSlot, Progress, RemoteKey, RemoteMemory, Result, Revocation,
 };
 
 use crate::config::LoopbackConfig;
@@ -273,6 +273,7 @@ fn capabilities(config: &LoopbackConfig) -> Capabilities {
     let link = config.link.as_ref();
     let mut it = Capabilities::minimal();
     it.operations = Operations::all();
+    it.path = Paths::MEMORY_COPY;
     it.imm_bytes = 4;
     // Requests to host memory overtake staged ones and those that GPUs carry out.
     it.ordering = Ordered::empty();

@@ -10,7 +10,7 @@ use std::any::Any;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use arc_swap::{ArcSwapOption, Guard};
-use multirail_spi::{Error, ErrorKind, RemoteMemory, Result};
+use multirail_spi::{Error, ErrorKind, Paths, RemoteMemory, Result};
 
 use crate::outbound::Outbound;
 pub(crate) use import::{Import, RegionLocation, ResolvedRegion, copy_mapped};
@@ -157,6 +157,15 @@ impl RemoteMemory for ImportHandle {
             RegionLocation::Foreign { .. } => "process_vm_writev and process_vm_readv",
             RegionLocation::Staged => "staged through shared memory",
             RegionLocation::Gpu { .. } => "copies by a GPU",
+        }
+    }
+
+    fn paths(&self, in_device_memory: bool) -> Paths {
+        match self.import.location {
+            RegionLocation::Staged => Paths::MEMORY_COPY | Paths::STAGED,
+            RegionLocation::Gpu { .. } => Paths::GPU_COPY,
+            _ if in_device_memory => Paths::GPU_COPY,
+            _ => Paths::MEMORY_COPY,
         }
     }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use multirail_spi::{
     AbortScope, Access, Capabilities, Clock, Connector, DeliveredCost, Domain, DomainSetup, Endpoint,
-    EndpointConfig, Error, ErrorKind, Memory, MemoryRegion, Operations, PeerSlot, Progress, RemoteKey,
+    EndpointConfig, Error, ErrorKind, Memory, MemoryRegion, Operations, Paths, PeerSlot, Progress, RemoteKey,
     RemoteMemory, Result, Revocation,
 };
 
@@ -234,5 +234,10 @@ impl RemoteMemory for NullRemoteMemory {
 
     fn base(&self) -> u64 {
         self.key.base
+    }
+
+    /// A null device stands for a card.
+    fn paths(&self, _: bool) -> Paths {
+        Paths::RDMA
     }
 }

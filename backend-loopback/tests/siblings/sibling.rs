@@ -109,7 +109,7 @@ impl Sibling {
             },
             other => panic!("{other:?} is no order"),
         };
-        Ok(op.wait(LIMIT)?.work_requests)
+        Ok(op.wait(LIMIT)?.work_requests.into())
     }
 
     fn fabric(&self) -> &Fabric {

@@ -48,7 +48,7 @@ fn check_explanation(
     ensure_eq("requests the other way", rest, nothing)?;
     ensure_eq("bytes", explanation.bytes, outcome.bytes)?;
     let requests = explanation.rails.iter().map(|rail| rail.requests).sum::<u64>();
-    ensure_eq("work requests", outcome.work_requests, if at_once { 0 } else { requests })?;
+    ensure_eq("work requests", u64::from(outcome.work_requests), if at_once { 0 } else { requests })?;
     Ok(explanation)
 }
 

@@ -178,7 +178,7 @@ fn at_random(context: &TrialContext, direction: Direction) -> TestResult {
         ensure_eq("bytes", outcome.bytes, bytes)?;
         let posted: u64 = pair.a.counters().iter().map(|rail| rail.bytes).sum();
         ensure_eq("posted bytes", posted - posted_before, bytes)?;
-        ensure_eq("entries", outcome.work_requests + outcome.merged, count as u64)?;
+        ensure_eq("entries", outcome.work_requests + outcome.merged, count as u32)?;
         regions.expect(direction, local.into_iter().zip(remote));
         regions.check(&format!("{direction:?}, round {round}, {count} entries"))?;
     }
@@ -259,8 +259,8 @@ fn neighbours(context: &TrialContext, direction: Direction) -> TestResult {
             let op = submit(&pair, direction, (&lists.0, (..).into()), (&lists.1, (..).into()))?;
             let outcome = pair.sim.done(op)?;
             let requests: usize = runs.iter().map(|run| run.div_ceil(per_request)).sum();
-            ensure_eq("requests", outcome.work_requests, requests as u64)?;
-            ensure_eq("merged", outcome.merged, (from.len() - requests) as u64)?;
+            ensure_eq("requests", outcome.work_requests, requests as u32)?;
+            ensure_eq("merged", outcome.merged, (from.len() - requests) as u32)?;
             regions.expect(direction, local.into_iter().zip(remote));
             regions.check(&format!("{direction:?} of {from:?} to {to:?}"))?;
         }
@@ -272,7 +272,7 @@ fn neighbours(context: &TrialContext, direction: Direction) -> TestResult {
     let op = submit(&pair, direction, (&lists.0, (..).into()), (&lists.1, (..).into()))?;
     let outcome = pair.sim.done(op)?;
     let requests = 2_usize.div_ceil(per_request) + 1;
-    ensure_eq("requests over a seam", outcome.work_requests, requests as u64)?;
+    ensure_eq("requests over a seam", outcome.work_requests, requests as u32)?;
     regions.expect(direction, local.into_iter().zip(remote));
     regions.check("over a seam")
 }

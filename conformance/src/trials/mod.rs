@@ -22,6 +22,7 @@ mod message;
 mod mirror;
 mod order;
 mod pages;
+mod paths;
 mod peers;
 mod pool;
 mod prepared;
@@ -47,6 +48,7 @@ pub fn trials() -> impl Iterator<Item = &'static Trial> {
         write::TRIALS,
         read::TRIALS,
         pages::TRIALS,
+        paths::TRIALS,
         prepared::TRIALS,
         imm::TRIALS,
         lists::TRIALS,

@@ -228,8 +228,8 @@ fn neighbours(context: &TrialContext) -> TestResult {
         // The pages have gaps between them.
         (wide((0..40).collect()), dense((0..40).collect()), vec![1; 40]),
     ] {
-        let count = local.indices.len() as u64;
-        let requests: u64 = lengths.iter().map(|pages: &usize| pages.div_ceil(per_request) as u64).sum();
+        let count = local.indices.len() as u32;
+        let requests: u32 = lengths.iter().map(|pages: &usize| pages.div_ceil(per_request) as u32).sum();
         let shared = (requests, count - requests);
         let (from, to) = (local.pages(), remote_pages.pages());
         let written = pair.sim.done(pair.to_b.write_pages(&mine.region, &from, &remote, &to, PAGE)?)?;

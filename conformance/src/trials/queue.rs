@@ -54,7 +54,7 @@ fn more_pages(context: &TrialContext) -> TestResult {
             Pages::new((0..count as u32).collect::<Vec<_>>()),
         );
         let outcome = pair.sim.done(pair.to_b.write_pages(&src.region, &from, &remote, &to, 128)?)?;
-        ensure_eq("requests", outcome.work_requests, count as u64)?;
+        ensure_eq("requests", outcome.work_requests, count as u32)?;
         (0..count).for_each(|page| {
             dst.expect_from(page * 128, &src, (count - 1 - page) * 128..(count - page) * 128)
         });

@@ -25,7 +25,7 @@ fn every_rail(context: &TrialContext) -> TestResult {
     let src = CheckedRegion::new(&pair.a, 100_000, Access::LOCAL, context.seed)?;
     let mut dst = CheckedRegion::new(&pair.b, 100_000, FULL_ACCESS, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
-    let rails = pair.a.transports()[0].devices.len() as u64;
+    let rails = pair.a.transports()[0].devices.len() as u32;
     for round in 1..4 {
         let outcome = pair.sim.done(pair.to_b.warm_up()?)?;
         ensure_eq("bytes and requests", (outcome.bytes, outcome.work_requests), (0, rails))?;

@@ -472,7 +472,7 @@ impl Engine {
             let Some(active) = &mut self.active[run.op as usize] else { continue };
             active.unposted -= taken;
             active.outstanding += taken;
-            active.work_requests += u64::from(taken);
+            active.work_requests += taken;
             if taken > 0 {
                 self.rails[rail].inflight.push(Run { count: taken, ..run });
                 active.rails[rail].refused_by_endpoint = false;

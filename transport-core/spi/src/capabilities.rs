@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::Paths;
+
 bitflags::bitflags! {
     /// The operations that a domain offers.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -97,6 +99,8 @@ pub enum DeliveredScope {
 pub struct Capabilities {
     /// The operations that the domain offers.
     pub operations: Operations,
+    /// The path of requests that address no region: messages, and imms without bytes.
+    pub path: Paths,
     /// The operations among them that software carries out, here or at the peer. They are slow, and may need the peer's
     /// processor.
     pub emulated: Operations,
@@ -164,6 +168,7 @@ impl Capabilities {
     pub fn minimal() -> Self {
         Self {
             operations: Operations::WRITE,
+            path: Paths::RDMA,
             emulated: Operations::empty(),
             imm_bytes: 0,
             ordering: Ordering::empty(),

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::task::Poll;
 
 use crate::{
-    Access, Capabilities, Endpoint, EndpointConfig, Error, ErrorKind, Memory, PeerSlot, Result, WorkRequest,
+    Access, Capabilities, Endpoint, EndpointConfig, Error, ErrorKind, Memory, Paths, PeerSlot, Result,
+    WorkRequest,
 };
 
 /// An opened device. Any thread may call these methods while requests are posted.
@@ -170,6 +171,10 @@ pub trait RemoteMemory: Send + Sync + Any {
     fn path(&self) -> &'static str {
         "the device"
     }
+
+    /// The paths that bytes take between the region and local memory. `in_device_memory` is true if the local memory is
+    /// a GPU's.
+    fn paths(&self, in_device_memory: bool) -> Paths;
 }
 
 /// The *direct path* to a peer: runs one small request at once, in the calling thread. It checks key, bounds,

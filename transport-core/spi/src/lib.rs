@@ -49,6 +49,7 @@ mod error;
 mod flush;
 #[allow(unsafe_code, reason = "owns and maps memory, and states the contract of an owner")]
 mod memory;
+mod paths;
 mod peer_slots;
 pub mod staging;
 #[doc(hidden)]
@@ -75,6 +76,7 @@ pub use memory::commit_file;
 pub use memory::{Access, Flush, Locality, Memory, MemoryKind};
 #[cfg(unix)]
 pub use memory::{Mapping, page_size};
+pub use paths::Paths;
 pub use peer_slots::{ClosedSlots, SlotTable, claim_slot};
 pub use wakeup::{Signal, WakeupHandle, WakeupPipe};
 pub use work_request::{

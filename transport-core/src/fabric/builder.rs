@@ -19,7 +19,7 @@ use crate::engine::memory::RetainedMemory;
 use crate::engine::op::MAX_OPERATIONS;
 use crate::engine::trace::StallMonitor;
 use crate::spi::{Backend, DeviceInfo, DomainSetup};
-use crate::{Clock, Dump, Error, ErrorKind, EvenShares, GrantPolicy, Result, SystemClock};
+use crate::{Clock, Dump, Error, ErrorKind, EvenShares, GrantPolicy, PathPolicy, Result, SystemClock};
 
 /// One transport to open: a backend, and which of its devices.
 #[derive(Clone)]
@@ -67,6 +67,7 @@ pub struct FabricBuilder {
     pub(super) on_stall: Option<StallHook>,
     pub(super) grant_policy: Arc<dyn GrantPolicy>,
     pub(super) placement: PlacementPolicy,
+    pub(super) path_policy: PathPolicy,
 }
 
 impl Default for FabricBuilder {
@@ -89,6 +90,7 @@ impl Default for FabricBuilder {
             on_stall: None,
             grant_policy: Arc::new(EvenShares),
             placement: PlacementPolicy::default(),
+            path_policy: PathPolicy::ANY,
         }
     }
 }
@@ -141,6 +143,12 @@ impl FabricBuilder {
     /// memory. Default 4096.
     pub fn max_operations(mut self, operations: usize) -> Self {
         self.max_operations = operations;
+        self
+    }
+
+    /// Which paths bytes may take. An operation that would take another is refused at submission. Default: any.
+    pub fn path_policy(mut self, policy: PathPolicy) -> Self {
+        self.path_policy = policy;
         self
     }
 
@@ -339,6 +347,7 @@ impl FabricBuilder {
             identity: Identity { incarnation, host: host_name() },
             clock: self.clock,
             default_deadline: self.deadline,
+            path_policy: self.path_policy,
             transports: transports.into(),
             placement: self.placement,
             settings: self.settings,

@@ -15,7 +15,7 @@ use crate::engine::memory::RetainedMemory;
 use crate::engine::memory::{RegionInner, RegionOwner};
 use crate::engine::{Control, EngineHandle};
 use crate::spi::Revocation;
-use crate::{Access, Clock, Error, ErrorKind, Op, Peer, PeerId, Region, Result, Time};
+use crate::{Access, Clock, Error, ErrorKind, Op, PathPolicy, Peer, PeerId, Region, Result, Time};
 
 pub(crate) struct FabricInner {
     pub(super) id: u64,
@@ -23,6 +23,7 @@ pub(crate) struct FabricInner {
     pub(super) identity: Identity,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) default_deadline: Duration,
+    pub(super) path_policy: PathPolicy,
     pub(super) transports: IndexVec<TransportIndex, Transport>,
     pub(super) placement: PlacementPolicy,
     pub(super) settings: ControlSettings,
@@ -56,6 +57,10 @@ impl FabricInner {
 
     pub(crate) fn default_deadline(&self) -> Duration {
         self.default_deadline
+    }
+
+    pub(crate) fn path_policy(&self) -> PathPolicy {
+        self.path_policy
     }
 
     /// The number of rails of all transports.

@@ -173,7 +173,7 @@ impl Planner<'_> {
         let access = if self.kind == WorkKind::Read { Access::REMOTE_READ } else { Access::REMOTE_WRITE };
         local.0.check_usable(self.name)?;
         remote.0.check(0, 0, access, self.name)?;
-        self.peer.link_to(local, &remote.0, self.name)?;
+        self.peer.link_to(local, &remote.0, self.options.paths, self.name)?;
         let transport = remote.0.transport;
         let registered = local.0.regions[transport].iter().zip(&remote.0.imports);
         let rails = registered.map(|(local, remote)| local.is_some() && remote.is_some()).collect();

@@ -13,7 +13,8 @@ use crate::engine::memory::RemoteInner;
 use crate::engine::peer::{PeerEvents, PeerIdentity, PeerProbe};
 use crate::engine::waker_set::WakerSet;
 use crate::fabric::FabricInner;
-use crate::{Clock, Error};
+use crate::path_policy::AtomicPathPolicy;
+use crate::{Clock, Error, PathPolicy};
 
 /// The state of a peer that the engines do not know.
 pub(crate) struct PeerContext {
@@ -24,6 +25,9 @@ pub(crate) struct PeerContext {
     /// The fabric's clock, and the deadline of operations that state none.
     pub clock: Arc<dyn Clock>,
     pub default_deadline: Duration,
+    /// The fabric's policy, and the peer's: what both allow.
+    fabric_policy: PathPolicy,
+    path_policy: AtomicPathPolicy,
     tenant: Arc<str>,
     pub identity: Identity,
     pub barriers: Barriers,
@@ -63,6 +67,8 @@ impl PeerContext {
             fabric: Arc::downgrade(fabric),
             clock: Arc::clone(fabric.clock()),
             default_deadline: fabric.default_deadline(),
+            fabric_policy: fabric.path_policy(),
+            path_policy: AtomicPathPolicy::new(fabric.path_policy()),
             tenant: Arc::clone(fabric.tenant_name()),
             identity,
             barriers: Barriers::default(),
@@ -73,6 +79,17 @@ impl PeerContext {
             address: OnceLock::new(),
             heard: Mutex::default(),
         }
+    }
+
+    /// The paths that the fabric and the peer allow.
+    #[inline]
+    pub fn path_policy(&self) -> PathPolicy {
+        self.path_policy.load()
+    }
+
+    /// Sets the peer's own policy.
+    pub fn set_path_policy(&self, policy: PathPolicy) {
+        self.path_policy.store(self.fabric_policy.and(policy));
     }
 
     /// The name of this side's tenant that the peer belongs to. Empty if it belongs to the fabric itself.
@@ -185,6 +202,8 @@ impl PeerContext {
             fabric: Weak::new(),
             clock: Arc::new(crate::SystemClock::default()),
             default_deadline: Duration::ZERO,
+            fabric_policy: PathPolicy::ANY,
+            path_policy: AtomicPathPolicy::new(PathPolicy::ANY),
             tenant: "".into(),
             identity: Identity { incarnation: 1, host: String::new() },
             barriers: Barriers::default(),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::index::{GroupIndex, TransportIndex};
-use crate::spi::{Direct, PeerSlot, RemoteMemory};
+use crate::spi::{Direct, Paths, PeerSlot, RemoteMemory};
 use crate::{Access, Error, ErrorKind, PeerId, Result};
 
 /// A region of a peer that this side has imported over one transport.
@@ -45,6 +45,13 @@ impl RemoteInner {
     /// How bytes get to the region, in a few words for people. All rails are of one transport, and use the same path.
     pub fn path(&self) -> &'static str {
         self.imports.iter().flatten().next().map_or("no rail", |import| import.path())
+    }
+
+    /// The paths that bytes take between the region and local memory. `in_device_memory` is true if the local memory is a
+    /// GPU's. All rails are of one transport, and use the same path.
+    pub fn paths(&self, in_device_memory: bool) -> Paths {
+        let mut imports = self.imports.iter().flatten();
+        imports.next().map_or(Paths::empty(), |import| import.paths(in_device_memory))
     }
 
     /// Checks the access right, the revocation and the bounds for `len` bytes from `offset` on.

@@ -122,7 +122,7 @@ impl Joint for Many {
             match &part.0 {
                 State::Waiting(Waiting::One(pending)) => engines.push(Arc::clone(&pending.engine)),
                 State::Waiting(Waiting::Many(many)) => engines.append(&mut many.engines()),
-                State::Moved(_) | State::Ready(_) | State::Taken => {}
+                State::Ready(_) | State::Taken => {}
             }
         }
         engines.sort_unstable_by_key(Arc::as_ptr);
@@ -142,8 +142,8 @@ impl Sum {
         match result {
             Ok(outcome) => {
                 self.outcome.bytes += outcome.bytes;
-                self.outcome.work_requests += outcome.work_requests;
-                self.outcome.merged += outcome.merged;
+                self.outcome.work_requests = self.outcome.work_requests.saturating_add(outcome.work_requests);
+                self.outcome.merged = self.outcome.merged.saturating_add(outcome.merged);
             }
             Err(error) => self.error = self.error.take().or(Some(error)),
         }

@@ -29,10 +29,10 @@ pub struct Outcome {
     /// The bytes that were moved; for a receive, the bytes of the message.
     pub bytes: u64,
     /// The number of work requests. 0 for receives, and for operations that ran in the calling thread.
-    pub work_requests: u64,
+    pub work_requests: u32,
     /// Entries of a list, or pages, that shared a work request with the entry before them: they followed it in the
     /// local and in the remote region.
-    pub merged: u64,
+    pub merged: u32,
     /// The sender of the message (receives only).
     pub peer: Option<PeerId>,
     /// The message's immediate data (receives only).
@@ -49,9 +49,6 @@ pub struct Outcome {
 pub struct Op(State);
 
 enum State {
-    /// The calling thread moved this number of bytes at submission. A state of its own: the other fields of the outcome
-    /// are not written.
-    Moved(u64),
     /// The operation ended at submission.
     Ready(Result<Outcome>),
     /// The operation was not over when it was submitted.
@@ -84,12 +81,6 @@ impl Op {
         Self(State::Ready(result))
     }
 
-    /// An operation that moved `bytes` bytes at submission.
-    #[inline]
-    pub(crate) fn moved(bytes: u64) -> Self {
-        Self(State::Moved(bytes))
-    }
-
     /// An operation that an engine has under this id.
     #[doc(hidden)]
     #[inline]
@@ -104,7 +95,7 @@ impl Op {
         match &self.0 {
             State::Waiting(Waiting::One(pending)) => Some(pending.id),
             State::Waiting(Waiting::Many(many)) => many.id(),
-            State::Moved(_) | State::Ready(_) | State::Taken => None,
+            State::Ready(_) | State::Taken => None,
         }
     }
 
@@ -113,7 +104,7 @@ impl Op {
         match &mut self.0 {
             State::Waiting(Waiting::One(pending)) => pending.cancel_on_drop = false,
             State::Waiting(Waiting::Many(many)) => many.detach(),
-            State::Moved(_) | State::Ready(_) | State::Taken => {}
+            State::Ready(_) | State::Taken => {}
         }
     }
 
@@ -137,10 +128,6 @@ impl Op {
 
     #[inline]
     fn take_ready(&mut self) -> Option<Result<Outcome>> {
-        if let State::Moved(bytes) = self.0 {
-            self.0 = State::Taken;
-            return Some(Ok(Outcome { bytes, ..Outcome::default() }));
-        }
         if !matches!(self.0, State::Ready(_)) {
             return None;
         }
@@ -177,7 +164,7 @@ impl Op {
                 let drive = || engines.iter().filter(|engine| engine.drive()).count() > 0;
                 block_on(&mut *self, limit, Self::has_news, drive)
             }
-            State::Moved(_) | State::Ready(_) | State::Taken => return Err(taken()),
+            State::Ready(_) | State::Taken => return Err(taken()),
         };
         result.unwrap_or_else(|| {
             let why = format!("there is no result after {limit:?}; the operation goes on, wait again");
@@ -192,7 +179,7 @@ impl Op {
                 pending.completed || pending.engine.table.is_completed(pending.id)
             }
             State::Waiting(Waiting::Many(many)) => many.has_news(),
-            State::Moved(_) | State::Ready(_) | State::Taken => true,
+            State::Ready(_) | State::Taken => true,
         }
     }
 
@@ -206,7 +193,7 @@ impl Op {
         match std::mem::replace(&mut self.0, State::Taken) {
             State::Waiting(Waiting::One(pending)) => Cancel::of(early, pending),
             State::Waiting(Waiting::Many(many)) => many.cancel(early),
-            State::Moved(_) | State::Ready(_) | State::Taken => Cancel::over(early),
+            State::Ready(_) | State::Taken => Cancel::over(early),
         }
     }
 }

@@ -56,7 +56,7 @@ pub(crate) struct ActiveOp {
     pub unposted: u32,
     /// Pieces that are posted and not acknowledged, over all rails.
     pub outstanding: u32,
-    pub work_requests: u64,
+    pub work_requests: u32,
     /// The error that the operation will end with once nothing is outstanding.
     pub error: Option<Error>,
     /// Whether `Engine::stop` has stopped the operation, for a cancel or for a revoked region. If the operation is not

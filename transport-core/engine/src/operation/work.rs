@@ -121,7 +121,7 @@ impl Work {
     /// The entries that share a request with the entry before them. Of the engines that share an operation, the one
     /// that has its first piece counts them.
     #[inline]
-    pub fn merged(&self) -> u64 {
+    pub fn merged(&self) -> u32 {
         self.shape.list().filter(|_| self.pieces.start == 0).map_or(0, ListPlan::merged)
     }
 

@@ -9,7 +9,7 @@ use crate::copy::{self, CopyStrategy};
 use crate::flow_control::{Backlog, SendCredit};
 use crate::memory::{DirectPath, RegionInner, RemoteInner};
 use crate::spi::{Capabilities, Connector, Direct, Domain, Operations, PeerSlot, WorkKind, WorkRequest};
-use crate::{Control, EngineHandle, Error, ErrorKind, Locality, Op, Result};
+use crate::{Control, EngineHandle, Error, ErrorKind, Locality, Op, Outcome, Result};
 
 /// The link to a peer over one rail group of one transport.
 pub struct Link {
@@ -294,10 +294,7 @@ impl Link {
     #[inline]
     fn completed(&self, result: Result<()>, bytes: u64) -> Op {
         self.engine.counts[0].direct(1, bytes);
-        match result {
-            Ok(()) => Op::moved(bytes),
-            Err(error) => Op::ready(Err(error)),
-        }
+        Op::ready(result.map(|()| Outcome { bytes, ..Outcome::default() }))
     }
 
     /// The capabilities of the transport, or an error if it does not support the operation or the imm.

@@ -18,7 +18,7 @@ pub struct ListPlan {
     /// The bytes of the largest piece.
     largest: u64,
     /// The entries that have no piece of their own, because they share one with the entry before them.
-    merged: u64,
+    merged: u32,
     /// Whether the entries are pages of two regions.
     pub paged: bool,
 }
@@ -151,7 +151,7 @@ impl ListPlan {
 
     /// The entries that have no piece of their own.
     #[inline]
-    pub fn merged(&self) -> u64 {
+    pub fn merged(&self) -> u32 {
         self.merged
     }
 
@@ -259,7 +259,7 @@ mod tests {
             };
             let cut = entries.iter().any(|entry| entry.2 > chunk);
             prop_assert!(cut || !pieces.windows(2).any(fit));
-            prop_assert!(cut || list.merged() == (entries.len() - pieces.len()) as u64);
+            prop_assert!(cut || list.merged() as usize == entries.len() - pieces.len());
         }
 
         #[test]

@@ -133,6 +133,10 @@ impl RemoteMemory for NullImport {
     fn base(&self) -> u64 {
         0
     }
+
+    fn paths(&self, _: bool) -> Paths {
+        Paths::RDMA
+    }
 }
 
 struct NullEndpoint {

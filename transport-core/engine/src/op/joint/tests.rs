@@ -39,7 +39,7 @@ fn submitted(engine: &Arc<EngineHandle>, count: usize) -> (Vec<OpId>, Vec<Op>) {
     (ids, ops)
 }
 
-fn outcome(bytes: u64, work_requests: u64) -> Result<Outcome> {
+fn outcome(bytes: u64, work_requests: u32) -> Result<Outcome> {
     Ok(Outcome { bytes, work_requests, ..Outcome::default() })
 }
 
