@@ -449,18 +449,27 @@ impl Peer {
         if remote.peer != self.0.id {
             return Err(foreign(operation, "the remote region was imported for another peer"));
         }
-        self.same_fabric(region, operation)?;
-        self.0.check_alive()?;
-        let policy = self.0.context.path_policy().and(paths);
-        if policy != PathPolicy::ANY {
-            self.check_paths(&region.0, remote, policy, operation)?;
+        if paths != PathPolicy::ANY || region.0.fabric_id != self.0.context.unrestricted_fabric_id() {
+            self.check_fabric_and_paths(region, remote, paths, operation)?;
         }
+        self.0.check_alive()?;
         Ok(&self.0.links[remote.first_group])
     }
 
-    /// Refuses bytes between two regions that would take a path which `policy` does not allow.
     #[cold]
     #[inline(never)]
+    fn check_fabric_and_paths(
+        &self,
+        region: &Region,
+        remote: &RemoteInner,
+        paths: PathPolicy,
+        operation: &'static str,
+    ) -> Result<()> {
+        self.same_fabric(region, operation)?;
+        self.check_paths(&region.0, remote, self.path_policy().and(paths), operation)
+    }
+
+    /// Refuses bytes between two regions that would take a path which `policy` does not allow.
     pub(crate) fn check_paths(
         &self,
         local: &RegionInner,
@@ -522,8 +531,9 @@ impl Peer {
         self.submit_when(link, work, None, deadline, operation)
     }
 
-    /// As [`Peer::submit`]. The operation begins once `trigger` is due.
-    #[inline]
+    /// As [`Peer::submit`]. The operation begins once `trigger` is due. Inlined, because each call that takes the work by
+    /// value moves it.
+    #[inline(always)]
     pub(crate) fn submit_when(
         &self,
         link: &Link,

@@ -81,7 +81,7 @@ const CASES: &[Case] = &[
         measured: selected_lists,
         copies: bare_lists,
         per_round: ENTRIES as u64,
-        limit: 150,
+        limit: 330,
     },
     Case {
         name: "turn in which nothing happens, null",

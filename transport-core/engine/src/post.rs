@@ -213,9 +213,6 @@ impl Engine {
         this.batch.clear();
         this.batch_runs.clear();
         share.next += 1;
-        if let Some(list) = work.shape.list() {
-            share.segment = list.segment_of(piece, 0);
-        }
         let imm = work.imm_of_pieces();
         let bytes = work.expand(piece..piece + 1, share, imm, this.inflight.id_of(0), &mut this.batch);
         this.batch_runs.push(Run { op: op.index, first_piece: piece, count: 1, cost });

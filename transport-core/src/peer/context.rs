@@ -1,7 +1,7 @@
 //! The state of a peer that the engines do not know: who it is, its session, and what it has told.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -28,6 +28,9 @@ pub(crate) struct PeerContext {
     /// The fabric's policy, and the peer's: what both allow.
     fabric_policy: PathPolicy,
     path_policy: AtomicPathPolicy,
+    /// `fabric_id` while any path is allowed, else 0, which no fabric has. So one comparison checks a region's fabric, and
+    /// that no policy needs a look.
+    unrestricted_fabric_id: AtomicU64,
     tenant: Arc<str>,
     pub identity: Identity,
     pub barriers: Barriers,
@@ -69,6 +72,7 @@ impl PeerContext {
             default_deadline: fabric.default_deadline(),
             fabric_policy: fabric.path_policy(),
             path_policy: AtomicPathPolicy::new(fabric.path_policy()),
+            unrestricted_fabric_id: AtomicU64::new(unrestricted(fabric.id(), fabric.path_policy())),
             tenant: Arc::clone(fabric.tenant_name()),
             identity,
             barriers: Barriers::default(),
@@ -82,14 +86,21 @@ impl PeerContext {
     }
 
     /// The paths that the fabric and the peer allow.
-    #[inline]
     pub fn path_policy(&self) -> PathPolicy {
         self.path_policy.load()
     }
 
+    /// The fabric's id if any path is allowed, else 0.
+    #[inline]
+    pub fn unrestricted_fabric_id(&self) -> u64 {
+        self.unrestricted_fabric_id.load(Ordering::Relaxed)
+    }
+
     /// Sets the peer's own policy.
     pub fn set_path_policy(&self, policy: PathPolicy) {
-        self.path_policy.store(self.fabric_policy.and(policy));
+        let policy = self.fabric_policy.and(policy);
+        self.path_policy.store(policy);
+        self.unrestricted_fabric_id.store(unrestricted(self.fabric_id, policy), Ordering::Relaxed);
     }
 
     /// The name of this side's tenant that the peer belongs to. Empty if it belongs to the fabric itself.
@@ -192,6 +203,11 @@ impl PeerEvents for PeerContext {
     }
 }
 
+/// The fabric's id if the policy allows any path, else 0.
+fn unrestricted(fabric_id: u64, policy: PathPolicy) -> u64 {
+    if policy == PathPolicy::ANY { fabric_id } else { 0 }
+}
+
 #[cfg(test)]
 impl PeerContext {
     /// The context of a connected peer of no fabric.
@@ -204,6 +220,7 @@ impl PeerContext {
             default_deadline: Duration::ZERO,
             fabric_policy: PathPolicy::ANY,
             path_policy: AtomicPathPolicy::new(PathPolicy::ANY),
+            unrestricted_fabric_id: AtomicU64::new(0),
             tenant: "".into(),
             identity: Identity { incarnation: 1, host: String::new() },
             barriers: Barriers::default(),

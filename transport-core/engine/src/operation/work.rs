@@ -152,8 +152,8 @@ impl Work {
         self.shape.bytes_of(self.pieces.start..self.pieces.end)
     }
 
-    /// The weight of this engine's pieces in the backlog of their peer.
-    #[inline]
+    /// The weight of this engine's pieces in the backlog of their peer. Inlined for writes of one piece.
+    #[inline(always)]
     pub fn backlog_weight(&self) -> Weight {
         Weight::of(self.bytes(), self.pieces.len())
     }
@@ -207,7 +207,8 @@ impl Work {
     ) -> u64 {
         let mut request = self.request(rail, imm, first_id);
         if let Shape::List(list) = &self.shape {
-            list.segments()[rail.segment as usize].address(&mut request, rail.number as usize);
+            let segment = list.segment_of(pieces.start, rail.segment);
+            list.segments()[segment as usize].address(&mut request, rail.number as usize);
         }
         let bytes = self.shape.bytes_of(pieces.clone());
         batch.push_run(request, |into| {
