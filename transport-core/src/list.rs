@@ -44,7 +44,7 @@ impl Peer {
     /// # Errors
     /// Before submission: `InvalidRequest` (no entries, selections of different lengths, an index beyond a list, a pair
     /// of entries of different lengths), `RemoteAccess`, `Revoked`, `PeerDied`, `Unreachable`, `Unsupported`,
-    /// `TooLarge` (an entry of an `PerWr` write that no single request can carry), `Busy`.
+    /// `TooLarge` (with an imm per request, an entry that no single request can carry; more than 2^26 requests), `Busy`.
     pub fn write_list<'a>(
         &self,
         local: &LocalList,
