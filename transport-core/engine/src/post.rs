@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::operation::{ActiveOp, ActiveRail, Stage};
+use super::operation::{ActiveOp, ActiveRail, NextRun, Stage};
 use super::peer::PeerState;
 use super::rail::{RECEIVE_RAIL, Run};
 use super::step::HashedEvent;
@@ -356,8 +356,8 @@ impl Engine {
                 this.queue.pop();
                 continue;
             };
-            let mut share = active.rails[rail];
-            let (most, piece_bytes) = active.next_run(&mut share);
+            let share = active.rails[rail];
+            let NextRun { most, piece_bytes, segment } = active.next_run(&share);
             let cost = this.window.cost(piece_bytes);
             let fit_window = this.window.room(cost_in_flight, oldest, cost);
             if fit_window == 0 && share.left() > 0 {
@@ -389,8 +389,8 @@ impl Engine {
                 copied += if active.work.device_memory { 0 } else { expanded };
                 this.batch_runs.push(run);
                 room -= run.count;
-                share.next += run.count;
-                active.rails[rail] = share;
+                active.rails[rail].next += run.count;
+                active.rails[rail].segment = segment;
             }
             let share = &mut active.rails[rail];
             if share.left() == 0 {

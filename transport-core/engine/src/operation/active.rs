@@ -92,6 +92,16 @@ pub(crate) struct ActiveRail {
     pub base: u64,
 }
 
+/// What the next run of a rail may have.
+pub(crate) struct NextRun {
+    /// The most pieces.
+    pub most: u32,
+    /// The bytes of each piece: their mean where pieces differ in length.
+    pub piece_bytes: u64,
+    /// The segment of the pieces, if the operation is a list.
+    pub segment: u32,
+}
+
 impl ActiveRail {
     /// Whether the rail reaches the peer and the region.
     pub fn usable(&self) -> bool {
@@ -139,19 +149,19 @@ impl ActiveOp {
         }
     }
 
-    /// The most pieces of a rail's share that the next run may have, and the bytes of each: their mean where pieces
-    /// differ in length. Finds the run's segment, if the operation is a list.
+    /// What the next run of a rail's share may have.
     #[inline]
-    pub fn next_run(&self, rail: &mut ActiveRail) -> (u32, u64) {
+    pub fn next_run(&self, rail: &ActiveRail) -> NextRun {
         let most = rail.left().min(MAX_RUN);
         match &self.work.shape {
             Shape::List(list) if self.stage == Stage::Data && most > 0 => {
-                rail.segment = list.segment_of(rail.next, rail.segment);
-                let pieces = list.run_from(rail.next, rail.segment, most);
+                let segment = list.segment_of(rail.next, rail.segment);
+                let pieces = list.run_from(rail.next, segment, most);
                 let count = pieces.len() as u32;
-                (count, list.bytes_of(pieces).div_ceil(u64::from(count.max(1))))
+                let piece_bytes = list.bytes_of(pieces).div_ceil(u64::from(count.max(1)));
+                NextRun { most: count, piece_bytes, segment }
             }
-            _ => (most, self.piece_bytes()),
+            _ => NextRun { most, piece_bytes: self.piece_bytes(), segment: 0 },
         }
     }
 
@@ -175,7 +185,7 @@ impl ActiveOp {
     }
 
     /// Removes the operation from its link's backlog. An operation that waits for its trigger is not in the backlog.
-    #[inline]
+    #[inline(always)]
     pub fn leave_backlog(&self, group: GroupIndex) {
         if self.trigger.is_none() {
             self.peer.links[group].backlog.remove(self.work.backlog_weight());

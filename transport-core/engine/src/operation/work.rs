@@ -160,20 +160,17 @@ impl Work {
 
     /// The operation of the public API that this work belongs to.
     pub fn operation_kind(&self) -> OperationKind {
-        if self.shape.list().is_some_and(|list| !list.paged) {
-            return if self.kind == WorkKind::Read {
-                OperationKind::ReadList
-            } else {
-                OperationKind::WriteList
-            };
-        }
         match self.kind {
+            WorkKind::Read if matches!(&self.shape, Shape::List(list) if !list.paged) => {
+                OperationKind::ReadList
+            }
             WorkKind::Read if self.shape.is_pages() => OperationKind::ReadPages,
             WorkKind::Read => OperationKind::Read,
             WorkKind::Send => OperationKind::Send,
             WorkKind::Write if matches!(self.shape, Shape::WarmUp { .. }) => OperationKind::WarmUp,
             WorkKind::Write if self.local.is_none() => OperationKind::WriteImm,
             WorkKind::Write if self.shape.is_pages() => OperationKind::WritePages,
+            WorkKind::Write if self.shape.list().is_some() => OperationKind::WriteList,
             WorkKind::Write => OperationKind::Write,
         }
     }
@@ -205,20 +202,43 @@ impl Work {
         first_id: u64,
         batch: &mut Batch,
     ) -> u64 {
-        let mut request = self.request(rail, imm, first_id);
         if let Shape::List(list) = &self.shape {
-            let segment = list.segment_of(pieces.start, rail.segment);
-            list.segments()[segment as usize].address(&mut request, rail.number as usize);
+            return self.expand_list(list, pieces, rail, imm, first_id, batch);
         }
+        let request = self.request(rail, imm, first_id);
         let bytes = self.shape.bytes_of(pieces.clone());
         batch.push_run(request, |into| {
             self.shape.expand(pieces, into, |local, remote, len| Piece {
                 local: request.local.wrapping_add(local as usize),
-                remote: request.remote.wrapping_add(remote),
+                remote: rail.base.wrapping_add(remote),
                 len,
             });
         });
         bytes
+    }
+
+    /// As [`Work::expand`], for the pieces of one segment of a list.
+    #[inline(never)]
+    fn expand_list(
+        &self,
+        list: &ListPlan,
+        pieces: Range<u32>,
+        rail: &ActiveRail,
+        imm: Option<u32>,
+        first_id: u64,
+        batch: &mut Batch,
+    ) -> u64 {
+        let mut request = self.request(rail, imm, first_id);
+        let segment = list.segment_of(pieces.start, rail.segment);
+        list.segments()[segment as usize].address(&mut request, rail.number as usize);
+        batch.push_run(request, |into| {
+            into.extend(list.pieces(pieces.clone()).map(|(local, remote, len)| Piece {
+                local: request.local.wrapping_add(local as usize),
+                remote: request.remote.wrapping_add(remote),
+                len,
+            }));
+        });
+        list.bytes_of(pieces)
     }
 
     /// A request of no bytes at the start of both regions: what all requests over one rail have in common.
