@@ -89,7 +89,7 @@ impl Peer {
         }
         let shape = cut_write(link, span, options, "write")?;
         let work = options.work(shape, src, dst);
-        self.submit_when(link, work, options.trigger.as_ref(), options.deadline, "write")
+        self.submit_inlined(link, work, options.trigger.as_ref(), options.deadline, "write")
     }
 
     /// Delivers immediate data without bytes.
@@ -531,10 +531,22 @@ impl Peer {
         self.submit_when(link, work, None, deadline, operation)
     }
 
-    /// As [`Peer::submit`]. The operation begins once `trigger` is due. Inlined, because each call that takes the work by
-    /// value moves it.
-    #[inline(always)]
+    /// As [`Peer::submit`]. The operation begins once `trigger` is due.
+    #[inline(never)]
     pub(crate) fn submit_when(
+        &self,
+        link: &Link,
+        work: Work,
+        trigger: Option<&Trigger>,
+        deadline: Option<Duration>,
+        operation: &'static str,
+    ) -> Result<Op> {
+        self.submit_inlined(link, work, trigger, deadline, operation)
+    }
+
+    /// As [`Peer::submit_when`]. Inlined into writes, because each call that takes the work by value moves it.
+    #[inline(always)]
+    fn submit_inlined(
         &self,
         link: &Link,
         work: Work,
@@ -572,7 +584,7 @@ impl Peer {
             .then(|| Arc::new(ImmCountdown::new(shares.len() as u32)));
         let ops = shares.into_iter().map(|(slot, work)| {
             let work = Work { imm_countdown: imm_countdown.clone(), ..work };
-            self.submit_to(slot, work, times.clone(), operation)
+            self.submit_share(slot, work, times.clone(), operation)
         });
         Ok(Op::all(ops.collect()))
     }
@@ -600,11 +612,17 @@ impl Peer {
             OpSlots::Many(parts, imm_countdown) => {
                 let parts = parts.into_iter().map(|(slot, pieces)| {
                     let work = Work { pieces, imm_countdown: imm_countdown.clone(), ..work.clone() };
-                    self.submit_to(slot, work, times.clone(), operation)
+                    self.submit_share(slot, work, times.clone(), operation)
                 });
                 Op::all(parts.collect())
             }
         }
+    }
+
+    /// Submits one of several shares of an operation.
+    #[inline(never)]
+    fn submit_share(&self, slot: OpSlot<'_>, work: Work, times: Times, operation: &'static str) -> Op {
+        self.submit_to(slot, work, times, operation)
     }
 
     #[inline(always)]

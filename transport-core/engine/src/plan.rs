@@ -108,7 +108,7 @@ impl Shape {
     }
 
     /// The bytes of the pieces in `range`.
-    #[inline]
+    #[inline(always)]
     pub fn bytes_of(&self, range: Range<u32>) -> u64 {
         match self {
             Self::Range { len, chunk, .. } => {

@@ -135,7 +135,7 @@ impl Engine {
         let Some(Some(state)) = self.links.get(link as usize) else { return };
         let paired = &state.peer.links[self.handle.group].rails;
         for (rail, local_rail) in self.rails.iter().enumerate() {
-            let mut prepared = ActiveRail { number: (first + rail) as u32, ..ActiveRail::default() };
+            let mut prepared = ActiveRail::default();
             if let (Some(Some(slot)), None) = (state.send_slots.get(rail), local_rail.lost) {
                 prepared.slot = slot.0;
                 prepared.weight = paired[rail].as_ref().map_or(0, |paired| paired.weight);
@@ -156,7 +156,8 @@ impl Engine {
         }
     }
 
-    /// Splits the pieces over the rails. Returns the number of pieces and, if there is only one piece, its rail.
+    /// Splits the pieces over the rails. Returns the number of pieces and, if there is only one piece, and it is no list's,
+    /// its rail.
     fn split_over_rails(&mut self, work: &Work, rails: &mut [ActiveRail]) -> (u32, Option<usize>) {
         if work.is_one_request() {
             // An imm alone, or a message: one request over the first usable rail.
@@ -170,7 +171,8 @@ impl Engine {
         let split_from = self.handle.next_split_from.load(Relaxed);
         self.handle.next_split_from.store(split_from.wrapping_add(1), Relaxed);
         let pieces = work.pieces.len();
-        if let ([rail], 1) = (&mut rails[..], pieces) {
+        let is_list = work.shape.list().is_some();
+        if let ([rail], 1, false) = (&mut rails[..], pieces, is_list) {
             (rail.range, rail.next) = (work.pieces, work.pieces.start);
             return (1, Some(0));
         }
@@ -182,7 +184,7 @@ impl Engine {
             rail.range = *range;
             rail.next = range.start;
         });
-        let only = if pieces > 1 { None } else { rails.iter().position(|rail| rail.left() > 0) };
+        let only = if pieces > 1 || is_list { None } else { rails.iter().position(|rail| rail.left() > 0) };
         (pieces, only)
     }
 
@@ -347,7 +349,7 @@ impl Engine {
         }
         // Only bytes that the posting thread copies itself count towards the limit of a batch.
         let (mut bytes, mut copied) = (0, 0);
-        let max_bytes = this.batch_bytes;
+        let (number, max_bytes) = (self.handle.first_rail + rail, this.batch_bytes);
         let (mut cost_in_flight, oldest) = (this.inflight.cost_in_flight(), this.inflight.oldest_cost());
         while room > 0 && copied < max_bytes {
             let this = &mut self.rails[rail];
@@ -384,7 +386,7 @@ impl Engine {
                 let run = Run { op, first_piece: share.next, count, cost };
                 cost_in_flight += cost * u64::from(count);
                 let first_id = this.inflight.id_of(this.batch_runs.len());
-                let expanded = active.expand(pieces, &share, first_id, &mut this.batch);
+                let expanded = active.expand(pieces, number, &share, first_id, &mut this.batch);
                 bytes += expanded;
                 copied += if active.work.device_memory { 0 } else { expanded };
                 this.batch_runs.push(run);

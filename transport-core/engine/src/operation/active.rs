@@ -71,8 +71,6 @@ pub(crate) struct ActiveOp {
 /// An operation's share of one rail.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct ActiveRail {
-    /// The rail's number in the transport.
-    pub number: u32,
     /// The pieces that go over this rail.
     pub range: RailRange,
     /// The next piece to post.
@@ -128,12 +126,26 @@ impl ActiveOp {
         self.unposted = 0;
     }
 
-    /// Appends the requests of `pieces` over one rail to a batch. Returns their bytes.
+    /// Appends the requests of `pieces` over one rail to a batch. `number` is the rail's number in the transport. Returns
+    /// the bytes of the requests.
     #[inline]
-    pub fn expand(&self, pieces: Range<u32>, rail: &ActiveRail, first_id: u64, batch: &mut Batch) -> u64 {
+    pub fn expand(
+        &self,
+        pieces: Range<u32>,
+        number: usize,
+        rail: &ActiveRail,
+        first_id: u64,
+        batch: &mut Batch,
+    ) -> u64 {
         let imm = self.piece_imm();
         if self.stage == Stage::Data {
-            return self.work.expand(pieces, rail, imm, first_id, batch);
+            return match &self.work.shape {
+                Shape::List(list) => {
+                    let template = self.work.request(rail, imm, first_id);
+                    list.expand(pieces, rail.segment, number, template, batch)
+                }
+                _ => self.work.expand(pieces, rail, imm, first_id, batch),
+            };
         }
         let kind = if self.stage == Stage::Flush { WorkKind::Read } else { self.work.kind };
         batch.push(WorkRequest { kind, ..self.work.request(rail, imm, first_id) });

@@ -93,8 +93,10 @@ impl Work {
     /// Whether a local region is revoked.
     #[inline]
     pub fn is_local_revoked(&self) -> bool {
-        self.local.as_ref().is_some_and(|local| local.is_revoked())
-            || self.segments().iter().any(|segment| segment.local.is_revoked())
+        match &self.shape {
+            Shape::List(list) => list.segments().iter().any(|segment| segment.local.is_revoked()),
+            _ => self.local.as_ref().is_some_and(|local| local.is_revoked()),
+        }
     }
 
     /// Whether `region` is a local region of the work.
@@ -191,8 +193,8 @@ impl Work {
             && (credit.bytes() != u64::MAX || credit.counter(self.kind, self.imm).is_some_and(is_limited))
     }
 
-    /// Appends the requests of `pieces` over one rail to a batch, each with `imm`. Returns their bytes. The pieces of a
-    /// list are of one segment.
+    /// Appends the requests of `pieces` over one rail to a batch, each with `imm`. Returns their bytes. Not for
+    /// lists.
     #[inline]
     pub(crate) fn expand(
         &self,
@@ -202,9 +204,6 @@ impl Work {
         first_id: u64,
         batch: &mut Batch,
     ) -> u64 {
-        if let Shape::List(list) = &self.shape {
-            return self.expand_list(list, pieces, rail, imm, first_id, batch);
-        }
         let request = self.request(rail, imm, first_id);
         let bytes = self.shape.bytes_of(pieces.clone());
         batch.push_run(request, |into| {
@@ -215,30 +214,6 @@ impl Work {
             });
         });
         bytes
-    }
-
-    /// As [`Work::expand`], for the pieces of one segment of a list.
-    #[inline(never)]
-    fn expand_list(
-        &self,
-        list: &ListPlan,
-        pieces: Range<u32>,
-        rail: &ActiveRail,
-        imm: Option<u32>,
-        first_id: u64,
-        batch: &mut Batch,
-    ) -> u64 {
-        let mut request = self.request(rail, imm, first_id);
-        let segment = list.segment_of(pieces.start, rail.segment);
-        list.segments()[segment as usize].address(&mut request, rail.number as usize);
-        batch.push_run(request, |into| {
-            into.extend(list.pieces(pieces.clone()).map(|(local, remote, len)| Piece {
-                local: request.local.wrapping_add(local as usize),
-                remote: request.remote.wrapping_add(remote),
-                len,
-            }));
-        });
-        list.bytes_of(pieces)
     }
 
     /// A request of no bytes at the start of both regions: what all requests over one rail have in common.

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::memory::{RegionInner, RemoteInner};
-use crate::spi::WorkRequest;
+use crate::spi::{Batch, Piece, WorkRequest};
 
 /// The pieces of a list, in segments. All pieces of a segment have the same local and the same remote region.
 ///
@@ -172,6 +172,28 @@ impl ListPlan {
             .map(|((local, remote), bytes)| (*local, *remote, bytes[1] - bytes[0]))
     }
 
+    /// Appends the requests of pieces of one segment to a batch, as `template` is, with the addresses and the keys of the
+    /// segment on rail `rail` of the transport. `near` as in [`ListPlan::segment_of`]. Returns their bytes.
+    pub fn expand(
+        &self,
+        pieces: Range<u32>,
+        near: u32,
+        rail: usize,
+        template: WorkRequest,
+        batch: &mut Batch,
+    ) -> u64 {
+        let segment = self.segment_of(pieces.start, near);
+        let request = self.segments[segment as usize].address(template, rail);
+        batch.push_run(request, |into| {
+            into.extend(self.pieces(pieces.clone()).map(|(local, remote, len)| Piece {
+                local: request.local.wrapping_add(local as usize),
+                remote: request.remote.wrapping_add(remote),
+                len,
+            }));
+        });
+        self.bytes_of(pieces)
+    }
+
     /// The first piece of those in `range` that begins at or behind `from / whole` of their bytes.
     pub fn piece_at(&self, range: Range<u32>, from: u64, whole: u64) -> u32 {
         let begin = self.bytes_before[range.start as usize];
@@ -183,15 +205,14 @@ impl ListPlan {
 }
 
 impl Segment {
-    /// Fills the addresses and the keys of both regions on rail `rail` of their transport into `request`.
-    #[inline]
-    pub fn address(&self, request: &mut WorkRequest, rail: usize) {
+    /// The request with the addresses and the keys of both regions on rail `rail` of their transport.
+    fn address(&self, template: WorkRequest, rail: usize) -> WorkRequest {
         let registered = self.local.regions[self.remote.transport].get(rail).and_then(Option::as_ref);
         let imported = self.remote.imports.get(rail).and_then(Option::as_ref);
-        request.local = self.local.start();
         // All segments lie on the same rails, and the engine uses no others: there are both.
-        request.lkey = registered.map_or(0, |region| region.lkey());
-        (request.rkey, request.remote) = imported.map_or((0, 0), |import| (import.rkey(), import.base()));
+        let lkey = registered.map_or(0, |region| region.lkey());
+        let (rkey, remote) = imported.map_or((0, 0), |import| (import.rkey(), import.base()));
+        WorkRequest { local: self.local.start(), lkey, rkey, remote, ..template }
     }
 }
 
