@@ -11,6 +11,8 @@ pub type CommandResult<T = ()> = Result<T, CommandFailure>;
 pub enum CommandFailure {
     /// The text for the user, without a full stop.
     Message(String),
+    /// The arguments are invalid: the text for the user, without a full stop.
+    Invalid(String),
     /// A signal ended the command: its number, and the text for the user.
     Interrupted(u8, String),
     /// The reader of the output is gone. The command ends without a message.
@@ -34,7 +36,7 @@ impl CommandFailure {
     /// The text of the failure.
     pub fn message(&self) -> &str {
         match self {
-            Self::Message(message) | Self::Interrupted(_, message) => message,
+            Self::Message(message) | Self::Invalid(message) | Self::Interrupted(_, message) => message,
             Self::ClosedPipe => "the reader of the output is gone",
         }
     }
@@ -43,6 +45,7 @@ impl CommandFailure {
     pub fn exit_code(&self) -> ExitCode {
         match self {
             Self::Message(_) => ExitCode::FAILURE,
+            Self::Invalid(_) => ExitCode::from(2),
             Self::Interrupted(signal, _) => ExitCode::from(128_u8.saturating_add(*signal)),
             Self::ClosedPipe => ExitCode::SUCCESS,
         }

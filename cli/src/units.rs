@@ -60,6 +60,12 @@ pub fn duration(text: &str) -> Result<Duration, String> {
     Ok(Duration::from_millis(total as u64))
 }
 
+/// Parses a share: a number between 0 and 1.
+pub fn share(text: &str) -> Result<f64, String> {
+    let share = text.parse().ok().filter(|share| (0.0..=1.0).contains(share));
+    share.ok_or_else(|| "write a share between 0 and 1, like 0.5".to_owned())
+}
+
 /// Splits a text into its number and its unit.
 fn split(text: &str) -> (&str, &str) {
     let text = text.trim();
@@ -92,6 +98,14 @@ mod tests {
         assert_eq!(Size(65536).to_string(), "64 KiB");
         assert_eq!(Size(1536).to_string(), "1.50 KiB");
         assert_eq!(Size(8).to_string(), "8 B");
+    }
+
+    #[test]
+    fn shares() {
+        assert_eq!(["0", "0.25", "1"].map(share), [Ok(0.0), Ok(0.25), Ok(1.0)]);
+        for text in ["", "-0.1", "1.01", "NaN", "inf", "50%"] {
+            assert!(share(text).is_err(), "{text}");
+        }
     }
 
     #[test]

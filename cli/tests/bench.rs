@@ -5,12 +5,12 @@ mod process;
 
 use std::path::Path;
 
-use process::{LIMIT, RunningCommand, eventually, run};
+use process::{LIMIT, RunningCommand, eventually, multirail, run};
 use rustix::process::Signal;
 use serde_json::Value;
 
-const KEYS: &str = "backend op src dst size pages inflight gbytes_per_s gbps ops_per_s p50_us p99_us p999_us max_us verified \
-                    limit_gbytes_per_s limit_p50_us percent_of_limit rails imbalance_percent";
+const KEYS: &str = "backend op src dst size pages regions contiguous inflight gbytes_per_s gbps ops_per_s p50_us p99_us p999_us \
+                    max_us post_us wrs merged verified limit_gbytes_per_s limit_p50_us percent_of_limit rails imbalance_percent";
 
 fn row(arguments: &[&str]) -> serde_json::Value {
     let (done, rows, said) = run(&[&["bench", "--json", "--duration", "50ms"], arguments].concat());
@@ -32,6 +32,7 @@ fn plausible(row: &serde_json::Value) {
     assert!((percent - number("percent_of_limit")).abs() < rounding, "{row}");
     assert!(number("p50_us") <= number("p99_us") && number("p99_us") <= number("p999_us"), "{row}");
     assert!(number("p999_us") <= number("max_us") && number("max_us") > 0.0, "{row}");
+    assert!(number("post_us") >= 0.0 && number("post_us") <= number("max_us"), "{row}");
 }
 
 #[test]
@@ -56,7 +57,7 @@ fn two_processes_with_all_keys() {
 
 #[test]
 fn every_operation_in_both_arrangements() {
-    for op in ["write", "write-pages", "write-imm", "read", "send"] {
+    for op in ["write", "write-pages", "write-list", "write-imm", "read", "read-pages", "read-list", "send"] {
         for arrangement in [&["--in-process"][..], &[]] {
             for inflight in ["1", "8"] {
                 let load = ["--op", op, "--size", "4097", "--pages", "33", "--inflight", inflight];
@@ -66,6 +67,69 @@ fn every_operation_in_both_arrangements() {
                 plausible(&row);
             }
         }
+    }
+}
+
+/// Each page takes a work request, or shares one with the page before it.
+fn counts_every_page(row: &Value) {
+    let number = |key: &str| row[key].as_f64().unwrap_or_else(|| panic!("{key} in {row}"));
+    assert_eq!(number("wrs") + number("merged"), number("pages"), "{row}");
+}
+
+#[test]
+fn neighbours_in_lists_share_work_requests() {
+    for op in ["write-list", "read-list"] {
+        for (share, wrs) in [("0", 640), ("0.5", 640 - 40 * 7), ("1", 80)] {
+            let load = ["--op", op, "--size", "4KiB", "--pages", "640", "--contiguous", share];
+            let row = row(&load);
+            assert_eq!((&row["regions"], &row["verified"]), (&80.into(), &true.into()), "{row}");
+            assert_eq!(row["contiguous"].as_f64(), share.parse().ok(), "{row}");
+            assert_eq!(row["wrs"].as_f64(), Some(f64::from(wrs)), "{row}");
+            counts_every_page(&row);
+        }
+    }
+    for op in ["write-pages", "read-pages"] {
+        let row = row(&["--op", op, "--size", "4KiB", "--pages", "100", "--contiguous", "0.3"]);
+        assert_eq!((&row["regions"], &row["contiguous"]), (&1.into(), &0.24.into()), "{row}");
+        counts_every_page(&row);
+    }
+}
+
+#[test]
+fn lists_and_scattered_reads_over_libfabric() {
+    let tcp = ["--backend", "efa", "--provider", "tcp", "--node", "127.0.0.1"];
+    let (installed, _, said) = run(&[&["info"], &tcp[..]].concat());
+    if !installed {
+        println!("skipped: {said}");
+        return;
+    }
+    for op in ["read-pages", "write-list", "read-list"] {
+        let row = row(&[&["--op", op, "--size", "4097", "--pages", "100"], &tcp[..]].concat());
+        assert_eq!((&row["backend"], &row["op"]), (&"efa".into(), &op.into()));
+        assert_eq!(row["verified"], true, "{row}");
+        plausible(&row);
+        counts_every_page(&row);
+    }
+}
+
+#[test]
+fn loads_that_do_not_fit_their_operation_are_refused() {
+    for (load, words) in [
+        (&["--op", "write", "--regions", "2"][..], "write uses one region on each side; remove --regions"),
+        (&["--op", "read-pages", "--regions", "2"], "read-pages uses one region"),
+        (
+            &["--op", "read", "--contiguous", "0.5"],
+            "read moves one page, which is no run; remove --contiguous",
+        ),
+        (&["--op", "read-list", "--contiguous", "1.5"], "write a share between 0 and 1"),
+        (&["--op", "read-list", "--contiguous", "0.5", "--pages", "8"], "less than a run of 8 pages"),
+        (&["--op", "write-list", "--pages", "16", "--regions", "17"], "use at most 16 --regions"),
+        (&["--op", "write-list", "--regions", "0"], "must be between 1 and 4096"),
+    ] {
+        let output = multirail(&[&["bench", "--json"], load].concat()).output().expect("start");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{load:?}: {said}");
+        assert!(said.contains(words) && output.stdout.is_empty(), "{load:?}: {said}");
     }
 }
 
@@ -89,7 +153,7 @@ fn odd_sizes_and_hints() {
 #[test]
 fn kinds_of_memory() {
     for arrangement in [&["--in-process"][..], &[]] {
-        for op in ["write-pages", "read"] {
+        for op in ["write-pages", "read", "read-list"] {
             let places = ["--src", "host-pageable", "--dst", "host-pageable", "--op", op];
             let row = row(&[&places[..], &["--size", "100001", "--pages", "17"], arrangement].concat());
             assert_eq!((&row["src"], &row["dst"]), (&"host-pageable".into(), &"host-pageable".into()));
@@ -112,7 +176,8 @@ fn memory_of_gpus() {
         println!("skipped: {why}");
     }
     let pairs = [("gpu:0", "host"), ("host", "gpu:0"), ("host-pinned", "gpu:0"), ("gpu:0", "gpu:0")];
-    let loads = [("write-pages", "4096"), ("read", "100001")];
+    let loads =
+        [("write-pages", "4096"), ("read", "100001"), ("write-list", "4096"), ("read-list", "100001")];
     for ((src, dst), (op, size)) in pairs.into_iter().flat_map(|pair| loads.map(|load| (pair, load))) {
         for arrangement in [&["--in-process"][..], &[]] {
             let load = ["--src", src, "--dst", dst, "--op", op, "--size", size, "--pages", "64"];
@@ -149,7 +214,17 @@ fn a_sweep_has_a_row_per_size() {
 fn a_table_without_json() {
     let (done, table, said) = run(&["bench", "--duration", "50ms", "--pages", "16"]);
     assert!(done, "{said}");
-    for word in ["write-pages over loopback", "GB/s", "Gbps", "p99.9 µs", "% of memcpy", "64 KiB", "yes"] {
+    for word in [
+        "write-pages over loopback",
+        "GB/s",
+        "Gbps",
+        "p99.9 µs",
+        "post µs",
+        "WRs/op",
+        "% of memcpy",
+        "64 KiB",
+        "yes",
+    ] {
         assert!(table.contains(word), "{word} in {table}");
     }
 }

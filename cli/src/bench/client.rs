@@ -4,10 +4,11 @@ use std::time::{Duration, Instant};
 
 use multirail::{Access, Fabric, Peer, Region, wait};
 
+use super::layout::PageLayout;
 use super::limit::CopyLimit;
 use super::load::{BenchLoad, OpKind};
 use super::load_runner::LoadRunner;
-use super::protocol::{ClientMessage, PROTOCOL, REGION, ServerMessage, VERSION};
+use super::protocol::{ClientMessage, PROTOCOL, ServerMessage, VERSION, region_name};
 use super::rails::Rails;
 use super::report::RowReport;
 use super::row::BenchRow;
@@ -74,27 +75,31 @@ impl<'a> Client<'a> {
                 "a message of {size} exceeds the maximum of {most}; use a smaller --size"
             )));
         }
-        let local = load.local().alloc(self.fabric, load.total(), Access::LOCAL)?;
+        let layout = PageLayout::new(load);
+        let local = layout.alloc(load.local(), self.fabric, Access::LOCAL)?;
         self.ask(&ClientMessage::Prepare(load.clone()))?;
-        match load.kind {
-            OpKind::Read => content::overwrite(&local)?,
-            _ => content::fill(&local, load)?,
+        match load.kind.is_read() {
+            true => content::overwrite(&local)?,
+            false => content::fill(&local, load)?,
         }
+        let import = |number| wait(self.peer.region(&region_name(number)), RESPONSE_LIMIT);
         let remote = match load.kind {
-            OpKind::Send => None,
-            _ => Some(wait(self.peer.region(REGION), RESPONSE_LIMIT).map_err(|_| no_answer())??),
+            OpKind::Send => Vec::new(),
+            _ => (0..local.len())
+                .map(|number| import(number).map_err(|_| no_answer())?)
+                .collect::<multirail::Result<_>>()?,
         };
         let peer = self.peer.clone();
-        let mut runner = LoadRunner::new(&peer, &local, remote, load, asked.cold);
+        let mut runner = LoadRunner::new(&peer, &local, remote, load, layout, asked.cold)?;
         tracing::info!(op = load.kind.name(), size = load.size, pages = load.pages, "measuring");
 
         let (before, explained) = (Rails::of(self.fabric), runner.explain()?);
         runner.pass(verify)?;
         if verify {
             self.check(&local, load, runner.operations())?;
-            match load.kind {
-                OpKind::Read => content::overwrite(&local)?,
-                _ => self.ask(&ClientMessage::Overwrite)?,
+            match load.kind.is_read() {
+                true => content::overwrite(&local)?,
+                false => self.ask(&ClientMessage::Overwrite)?,
             }
         }
         let limit = match asked.no_limit {
@@ -137,11 +142,11 @@ impl<'a> Client<'a> {
         }
     }
 
-    fn check(&mut self, local: &Region, load: &BenchLoad, operations: u64) -> CommandResult {
-        let wrong = match load.kind {
-            OpKind::Read => verification::first_mismatch(local, load)?
+    fn check(&mut self, local: &[Region], load: &BenchLoad, operations: u64) -> CommandResult {
+        let wrong = match load.kind.is_read() {
+            true => verification::first_mismatch(local, load)?
                 .map(|offset| format!("the bytes read differ from the server's content near byte {offset}")),
-            _ => {
+            false => {
                 self.outgoing.send(&ClientMessage::Check { operations })?;
                 match self.incoming.receive(WORK)? {
                     ServerMessage::Checked(checked) => checked.err(),
@@ -162,6 +167,8 @@ pub struct RoundResults {
     pub speed: f64,
     /// The latencies of the transfer's operations.
     pub latencies: Sampler,
+    /// The mean number of work requests of an operation, and of pages that shared one with the page before them.
+    pub requests: (f64, f64),
     /// The same of the limit, whose operation copies all pages. `None` with `--no-limit`.
     pub limit: Option<(f64, Sampler)>,
 }
@@ -198,7 +205,9 @@ fn rounds(
         return (None, ended);
     }
     let limit = limit.map(|limit| (median(limit.speeds), limit.latencies));
-    (Some(RoundResults { speed: median(transfer.speeds), latencies: transfer.latencies, limit }), ended)
+    let Rounds { speeds, latencies, .. } = transfer;
+    let requests = runner.mean_requests();
+    (Some(RoundResults { speed: median(speeds), latencies, requests, limit }), ended)
 }
 
 /// The rounds of the limit or of the transfer.
@@ -264,6 +273,36 @@ fn unexpected(answer: ServerMessage) -> CommandFailure {
 }
 
 fn no_answer() -> multirail::Error {
-    let context = format!("the server did not describe its region within {} s", RESPONSE_LIMIT.as_secs());
+    let context = format!("the server did not describe its regions within {} s", RESPONSE_LIMIT.as_secs());
     multirail::Error::new(multirail::ErrorKind::DeadlineExceeded, "region", context)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use multirail::{FabricBuilder, TransportConfig};
+
+    use super::*;
+
+    /// A server of an older version may not know an operation.
+    #[test]
+    fn a_server_of_another_version_is_refused() {
+        let open = || {
+            let loopback = TransportConfig::new("loopback", Arc::new(backend_loopback::Loopback::new()));
+            FabricBuilder::new().transport(loopback).open().unwrap()
+        };
+        let (here, there) = (open(), open());
+        let (peer, origin) = here.connect_local(&there).unwrap();
+        let hello = ServerMessage::Hello { protocol: PROTOCOL, version: VERSION - 1 };
+        // The server's fabric stays open until the client has read the message.
+        let refused = std::thread::scope(|scope| {
+            let sent = scope.spawn(|| MessageSender::new(&there, &origin)?.send(&hello));
+            let refused = Client::connect(&here, &peer).err().expect("a refusal");
+            sent.join().expect("no panic").unwrap();
+            refused
+        });
+        let words = format!("uses protocol version {}, this client {VERSION}", VERSION - 1);
+        assert!(refused.message().contains(&words), "{refused:?}");
+    }
 }

@@ -1,4 +1,4 @@
-//! Random content and page order, the same on both sides for one seed.
+//! Random content, the same on both sides for one seed.
 //!
 //! The generator is part of the protocol: SplitMix64 (Steele, Lea, Flood 2014), one stream per page, little-endian. A
 //! GPU that compares a page gets the start of its stream (`verification`).
@@ -13,13 +13,14 @@ const PIECE: usize = 64 << 10;
 /// The number of bytes copied at a time: large enough for copies to a GPU, and small enough for a cache.
 const BATCH: usize = 16 * PIECE;
 
-struct SplitMix(u64);
+/// The generator.
+pub struct SplitMix(u64);
 
 impl SplitMix {
     const GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
 
     /// Stream number `stream` of `seed`.
-    fn new(seed: u64, stream: u64) -> Self {
+    pub fn new(seed: u64, stream: u64) -> Self {
         let mut start = Self(seed ^ stream.wrapping_mul(Self::GAMMA));
         Self(start.next())
     }
@@ -44,9 +45,9 @@ impl SplitMix {
         }
     }
 
-    /// The page indices in random order (Fisher-Yates).
-    fn order(mut self, pages: u32) -> Vec<u32> {
-        let mut order: Vec<u32> = (0..pages).collect();
+    /// The numbers below `count` in random order (Fisher-Yates).
+    pub fn order(&mut self, count: u32) -> Vec<u32> {
+        let mut order: Vec<u32> = (0..count).collect();
         for at in (1..order.len()).rev() {
             order.swap(at, (self.next() % (at as u64 + 1)) as usize);
         }
@@ -54,56 +55,47 @@ impl SplitMix {
     }
 }
 
-/// The source pages in the order of the transfer.
-pub fn sources(load: &BenchLoad) -> Vec<u32> {
-    SplitMix::new(load.seed, u64::MAX).order(load.pages)
-}
-
-/// The target pages in the same order.
-pub fn targets(load: &BenchLoad) -> Vec<u32> {
-    SplitMix::new(load.seed, u64::MAX - 1).order(load.pages)
-}
-
-/// The source page of each target page.
-pub fn source_of_target(load: &BenchLoad) -> Vec<u32> {
-    let mut source_of = vec![0; load.pages as usize];
-    sources(load).into_iter().zip(targets(load)).for_each(|(from, to)| source_of[to as usize] = from);
-    source_of
-}
-
 /// The start of a source page's stream: the generator's state.
 pub fn stream(load: &BenchLoad, page: u32) -> u64 {
     SplitMix::new(load.seed, u64::from(page)).0
 }
 
-/// Fills every page of a source region.
-pub fn fill(region: &Region, load: &BenchLoad) -> Result<()> {
+/// Fills every page of the source regions.
+pub fn fill(regions: &[Region], load: &BenchLoad) -> Result<()> {
     let mut content = PageContent::new(load, (0..load.pages).collect());
-    let mut batch = vec![0; BATCH.min(region.len())];
-    for (at, len) in batches(region.len()) {
+    let mut batch = vec![0; BATCH.min(load.total())];
+    for (region, at, len) in batches_of(regions) {
         content.fill(&mut batch[..len]);
         region.copy_in(at, &batch[..len])?;
     }
     Ok(())
 }
 
-/// Overwrites a target region, so that only later bytes can be right.
-pub fn overwrite(region: &Region) -> Result<()> {
-    let batch = vec![0xa5; BATCH.min(region.len())];
-    batches(region.len()).try_for_each(|(at, len)| region.copy_in(at, &batch[..len]))
+/// Overwrites the target regions, so that only later bytes can be right.
+pub fn overwrite(regions: &[Region]) -> Result<()> {
+    let largest = regions.iter().map(Region::len).max().unwrap_or(0);
+    let batch = vec![0xa5; BATCH.min(largest)];
+    batches_of(regions).try_for_each(|(region, at, len)| region.copy_in(at, &batch[..len]))
 }
 
-/// Compares every byte of a target region on the host. Returns the offset of the first wrong byte.
-pub fn first_mismatch(region: &Region, load: &BenchLoad) -> Result<Option<u64>> {
-    let mut content = PageContent::new(load, source_of_target(load));
-    let (mut wanted, mut found) = (vec![0; BATCH.min(region.len())], vec![0; BATCH.min(region.len())]);
-    for (at, len) in batches(region.len()) {
+/// Compares every byte of the target regions on the host with the source page of each target page. Returns the number of
+/// the first wrong byte, counted through all regions.
+pub fn first_mismatch(
+    regions: &[Region],
+    load: &BenchLoad,
+    source_of_target: Vec<u32>,
+) -> Result<Option<u64>> {
+    let mut content = PageContent::new(load, source_of_target);
+    let (mut wanted, mut found) = (vec![0; BATCH.min(load.total())], vec![0; BATCH.min(load.total())]);
+    let mut compared = 0;
+    for (region, at, len) in batches_of(regions) {
         content.fill(&mut wanted[..len]);
         region.copy_out(at, &mut found[..len])?;
         if wanted[..len] != found[..len] {
             let same = wanted.iter().zip(&found).take_while(|(wanted, found)| wanted == found).count();
-            return Ok(Some((at + same) as u64));
+            return Ok(Some((compared + same) as u64));
         }
+        compared += len;
     }
     Ok(None)
 }
@@ -167,6 +159,10 @@ pub fn is_page(bytes: &[u8], load: &BenchLoad, source: u32) -> bool {
         })
 }
 
+fn batches_of(regions: &[Region]) -> impl Iterator<Item = (&Region, usize, usize)> {
+    regions.iter().flat_map(|region| batches(region.len()).map(move |(at, len)| (region, at, len)))
+}
+
 fn batches(total: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..total).step_by(BATCH).map(move |at| (at, (total - at).min(BATCH)))
 }
@@ -174,12 +170,10 @@ fn batches(total: usize) -> impl Iterator<Item = (usize, usize)> {
 #[cfg(test)]
 mod tests {
     use super::super::load::OpKind;
-    use super::super::memory::BenchMemory;
     use super::*;
 
     fn load(size: u64, pages: u32) -> BenchLoad {
-        let (src, dst) = (BenchMemory::Host, BenchMemory::Host);
-        BenchLoad { kind: OpKind::Write, size, pages, inflight: 1, seed: 5, imm: 0, src, dst }
+        BenchLoad { size, pages, ..BenchLoad::sample(OpKind::Write) }
     }
 
     #[test]
@@ -192,8 +186,8 @@ mod tests {
 
     #[test]
     fn orders_are_permutations_and_differ() {
-        let load = load(1, 1000);
-        let (from, to) = (sources(&load), targets(&load));
+        let mut random = SplitMix::new(5, u64::MAX);
+        let (from, to) = (random.order(1000), random.order(1000));
         assert_ne!(from, to);
         for mut order in [from, to] {
             order.sort_unstable();

@@ -7,7 +7,7 @@ use std::time::Instant;
 use multirail::cuda::{CudaMemory, Device, PinnedBuffer, PlainCopy, PlainCopyEnd};
 use multirail::{Access, Fabric, Region};
 
-use super::content;
+use super::layout::PageLayout;
 use super::load::BenchLoad;
 use super::memory::BenchMemory;
 use super::sampler::Sampler;
@@ -22,8 +22,8 @@ pub enum CopyLimit {
 }
 
 impl CopyLimit {
-    /// The limit of `load`, whose local region is `local`.
-    pub fn new(fabric: &Fabric, local: &Region, load: &BenchLoad) -> CommandResult<Self> {
+    /// The limit of `load`, whose local regions are `local`.
+    pub fn new(fabric: &Fabric, local: &[Region], load: &BenchLoad) -> CommandResult<Self> {
         if !load.is_on_gpu() {
             return PageCopy::new(fabric, local, load).map(Self::Pages);
         }
@@ -56,36 +56,38 @@ fn end(memory: BenchMemory, other: BenchMemory, len: usize) -> CommandResult<Pla
     })
 }
 
-/// Two local host regions, and the offsets of their pages.
+/// Local host regions, and the addresses of their pages.
 pub struct PageCopy {
-    from: Region,
-    to: Region,
+    /// The regions of both sides, which keep their memory.
+    _regions: [Vec<Region>; 2],
     size: usize,
-    offsets: Vec<(usize, usize)>,
+    pages: Vec<(*const u8, *mut u8)>,
 }
 
 impl PageCopy {
-    fn new(fabric: &Fabric, from: &Region, load: &BenchLoad) -> CommandResult<Self> {
+    fn new(fabric: &Fabric, from: &[Region], load: &BenchLoad) -> CommandResult<Self> {
         let size = load.size as usize;
-        let to = load.remote().alloc(fabric, load.total(), Access::LOCAL)?;
-        let offset = |page: u32| page as usize * size;
-        let pages = content::sources(load).into_iter().zip(content::targets(load));
-        let offsets: Vec<_> = pages.map(|(source, target)| (offset(source), offset(target))).collect();
+        let layout = PageLayout::new(load);
+        let to = layout.alloc(load.remote(), fabric, Access::LOCAL)?;
         // The copies below depend on these checks.
         assert!(!load.is_on_gpu());
-        assert!(offsets.iter().all(|(s, t)| s + size <= from.len() && t + size <= to.len()));
-        Ok(Self { from: from.clone(), to, size, offsets })
+        let addresses = |(region, source, target): (usize, usize, usize)| {
+            let (from, to) = (&from[region], &to[region]);
+            assert!(source + size <= from.len() && target + size <= to.len());
+            (from.as_ptr().wrapping_add(source).cast_const(), to.as_ptr().wrapping_add(target))
+        };
+        let pages = layout.offsets().map(addresses).collect();
+        Ok(Self { _regions: [from.to_vec(), to], size, pages })
     }
 
     fn copy(&self) {
-        let (from, to) = (self.from.as_ptr(), self.to.as_ptr());
-        for &(source, target) in &self.offsets {
+        for &(source, target) in &self.pages {
             // SAFETY: `new` checked both ranges against the regions, which are the host's
-            // and held here, so mapped; `to` is another region than `from`. Both are
-            // LOCAL: no peer writes into them, and this thread, which posts what
-            // reads and writes `from`, has waited for all of it.
-            unsafe { std::ptr::copy_nonoverlapping(from.add(source), to.add(target), self.size) };
+            // and held here, so mapped; the regions of `target` are others than those of
+            // `source`. All are LOCAL: no peer writes into them, and this thread, which
+            // posts what reads and writes `source`, has waited for all of it.
+            unsafe { std::ptr::copy_nonoverlapping(source, target, self.size) };
         }
-        std::hint::black_box(to);
+        std::hint::black_box(&self.pages);
     }
 }

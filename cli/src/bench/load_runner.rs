@@ -3,10 +3,11 @@
 use std::time::{Duration, Instant};
 
 use multirail::{
-    Explanation, Op, Pages, Peer, ReadOptions, Region, RemoteRegion, Result, SendOptions, WriteOptions,
+    Explanation, LocalList, Op, Outcome, Pages, Peer, ReadOptions, Region, RemoteList, RemoteRegion, Result,
+    SendOptions, WriteOptions,
 };
 
-use super::content;
+use super::layout::PageLayout;
 use super::load::{BenchLoad, OpKind};
 use super::protocol::COMPARE;
 use super::sampler::Sampler;
@@ -22,9 +23,12 @@ pub struct LoadRunner<'a> {
     peer: &'a Peer,
     local: &'a Region,
     remote: Option<RemoteRegion>,
+    /// The entries of both sides, for operations on lists: the pages of all regions, in the order of their numbers.
+    lists: (LocalList, RemoteList),
     kind: OpKind,
     size: usize,
-    /// The source and target offsets of the pages, in the order of the transfer.
+    layout: PageLayout,
+    /// The source and target offsets of the pages in their region, in the order of the transfer.
     offsets: Vec<(usize, usize)>,
     from: Pages,
     to: Pages,
@@ -34,23 +38,31 @@ pub struct LoadRunner<'a> {
     per_pass: usize,
     /// True to wait without sleeping, as `cuStreamSynchronize` does in the copies of the limit.
     spins: bool,
-    window: Vec<Option<(Op, Option<Instant>)>>,
+    window: Vec<Option<PostedOp>>,
     operations: u64,
+    work_requests: u64,
+    merged: u64,
 }
 
+/// An operation, and the times before and after it was posted, if it is timed.
+type PostedOp = (Op, Option<(Instant, Instant)>);
+
 impl<'a> LoadRunner<'a> {
-    /// A runner of `load` between `local` and `remote`, which is `None` for messages.
+    /// A runner of `load` between the regions `locals` and `remotes`. There are no `remotes` for messages.
     pub fn new(
         peer: &'a Peer,
-        local: &'a Region,
-        remote: Option<RemoteRegion>,
+        locals: &'a [Region],
+        remotes: Vec<RemoteRegion>,
         load: &BenchLoad,
+        layout: PageLayout,
         cold: bool,
-    ) -> Self {
-        let (sources, targets) = (content::sources(load), content::targets(load));
+    ) -> Result<Self> {
         let size = load.size as usize;
-        let offsets =
-            sources.iter().zip(&targets).map(|(&s, &t)| (s as usize * size, t as usize * size)).collect();
+        let mut lists = (LocalList::new(), RemoteList::new());
+        for ((local, remote), pages) in locals.iter().zip(&remotes).zip(&layout.regions) {
+            lists.0.push_strided(local, 0, size, pages.len() as u32, size)?;
+            lists.1.push_strided(remote, 0, size, pages.len() as u32, size)?;
+        }
         let (mut write, mut read) = (WriteOptions::default(), ReadOptions::default());
         if cold {
             write = write.cold();
@@ -59,15 +71,17 @@ impl<'a> LoadRunner<'a> {
         if load.kind == OpKind::WriteImm {
             write = write.imm(load.imm);
         }
-        Self {
+        Ok(Self {
             peer,
-            local,
-            remote,
+            local: &locals[0],
+            remote: remotes.into_iter().next(),
+            lists,
             kind: load.kind,
             size,
-            offsets,
-            from: Pages::new(sources),
-            to: Pages::new(targets),
+            offsets: layout.offsets().map(|(_, from, to)| (from, to)).collect(),
+            from: Pages::new(layout.sources.clone()),
+            to: Pages::new(layout.targets.clone()),
+            layout,
             write,
             read,
             compare: false,
@@ -75,7 +89,9 @@ impl<'a> LoadRunner<'a> {
             spins: load.is_on_gpu(),
             window: (0..load.inflight).map(|_| None).collect(),
             operations: 0,
-        }
+            work_requests: 0,
+            merged: 0,
+        })
     }
 
     /// The number of completed operations.
@@ -83,14 +99,31 @@ impl<'a> LoadRunner<'a> {
         self.operations
     }
 
-    /// The explanation of the first operation.
-    pub fn explain(&self) -> CommandResult<Explanation> {
+    /// The mean number of work requests of an operation, and of pages that shared one with the page before them.
+    pub fn mean_requests(&self) -> (f64, f64) {
+        let mean = |sum: u64| sum as f64 / self.operations.max(1) as f64;
+        (mean(self.work_requests), mean(self.merged))
+    }
+
+    /// The explanations of the first operation: one for each set of rails.
+    pub fn explain(&self) -> CommandResult<Vec<Explanation>> {
         let (from, to) = self.offsets[0];
         let (source, target) = (from..from + self.size, to..to + self.size);
+        let ((ours, theirs), PageLayout { sources, targets, .. }) = (&self.lists, &self.layout);
         let explained = match (self.kind, &self.remote) {
+            (OpKind::WriteList, Some(_)) => {
+                return Ok(self.peer.explain_write_list(ours, sources, theirs, targets, &self.write)?);
+            }
+            (OpKind::ReadList, Some(_)) => {
+                return Ok(self.peer.explain_read_list(ours, targets, theirs, sources, &self.read)?);
+            }
             (OpKind::WritePages, Some(remote)) => {
                 let (from, to, size) = (&self.from, &self.to, self.size);
                 self.peer.explain_write_pages(self.local, from, remote, to, size, &self.write)
+            }
+            (OpKind::ReadPages, Some(remote)) => {
+                let (from, to, size) = (&self.from, &self.to, self.size);
+                self.peer.explain_read_pages(self.local, to, remote, from, size, &self.read)
             }
             (OpKind::Read, Some(remote)) => {
                 self.peer.explain_read(self.local, target, remote, from, &self.read)
@@ -101,7 +134,7 @@ impl<'a> LoadRunner<'a> {
             }
             (_, None) => return Err(CommandFailure::new(NO_REGION)),
         };
-        Ok(explained?)
+        Ok(vec![explained?])
     }
 
     /// Moves every page once without timing. With `compare`, messages ask the server to compare them.
@@ -115,21 +148,16 @@ impl<'a> LoadRunner<'a> {
     /// Moves every page `passes` times.
     pub fn run(&mut self, passes: u64, sampler: &mut Sampler) -> CommandResult {
         match self.window.len() {
-            1 => self.one_by_one(passes, sampler)?,
-            _ => self.windowed(passes, sampler)?,
+            1 => self.one_by_one(passes, sampler),
+            _ => self.windowed(passes, sampler),
         }
-        self.operations += passes * self.per_pass as u64;
-        Ok(())
     }
 
-    fn one_by_one(&self, passes: u64, sampler: &mut Sampler) -> CommandResult {
+    fn one_by_one(&mut self, passes: u64, sampler: &mut Sampler) -> CommandResult {
         for _ in 0..passes {
             for index in 0..self.per_pass {
-                let begun = sampler.due().then(Instant::now);
-                end(self.post(index)?, self.spins)?;
-                if let Some(begun) = begun {
-                    sampler.record(begun.elapsed());
-                }
+                let posted = self.post_timed(index, sampler)?;
+                self.finish(posted, sampler)?;
             }
         }
         Ok(())
@@ -139,25 +167,55 @@ impl<'a> LoadRunner<'a> {
         let mut at = 0;
         for _ in 0..passes {
             for index in 0..self.per_pass {
-                finish(&mut self.window[at], self.spins, sampler)?;
-                let begun = sampler.due().then(Instant::now);
-                self.window[at] = Some((self.post(index)?, begun));
+                self.finish_slot(at, sampler)?;
+                self.window[at] = Some(self.post_timed(index, sampler)?);
                 at = if at + 1 == self.window.len() { 0 } else { at + 1 };
             }
         }
         for _ in 0..self.window.len() {
-            finish(&mut self.window[at], self.spins, sampler)?;
+            self.finish_slot(at, sampler)?;
             at = if at + 1 == self.window.len() { 0 } else { at + 1 };
         }
         Ok(())
     }
 
     #[inline]
+    fn post_timed(&self, index: usize, sampler: &mut Sampler) -> CommandResult<PostedOp> {
+        let begun = sampler.due().then(Instant::now);
+        let op = self.post(index)?;
+        Ok((op, begun.map(|begun| (begun, Instant::now()))))
+    }
+
+    #[inline]
+    fn finish_slot(&mut self, at: usize, sampler: &mut Sampler) -> CommandResult {
+        self.window[at].take().map_or(Ok(()), |posted| self.finish(posted, sampler))
+    }
+
+    /// Waits for an operation.
+    #[inline]
+    fn finish(&mut self, (op, times): PostedOp, sampler: &mut Sampler) -> CommandResult {
+        let outcome = end(op, self.spins)?;
+        if let Some((begun, posted)) = times {
+            sampler.record_op(begun, posted, Instant::now());
+        }
+        self.operations += 1;
+        self.work_requests += outcome.work_requests;
+        self.merged += outcome.merged;
+        Ok(())
+    }
+
+    #[inline]
     fn post(&self, index: usize) -> CommandResult<Op> {
+        let ((ours, theirs), PageLayout { sources, targets, .. }) = (&self.lists, &self.layout);
         let posted: Result<Op> = match (self.kind, &self.remote) {
             (OpKind::WritePages, Some(remote)) => {
                 self.peer.write_pages_with(self.local, &self.from, remote, &self.to, self.size, &self.write)
             }
+            (OpKind::ReadPages, Some(remote)) => {
+                self.peer.read_pages_with(self.local, &self.to, remote, &self.from, self.size, &self.read)
+            }
+            (OpKind::WriteList, Some(_)) => self.peer.write_list(ours, sources, theirs, targets, &self.write),
+            (OpKind::ReadList, Some(_)) => self.peer.read_list(ours, targets, theirs, sources, &self.read),
             (OpKind::Read, Some(remote)) => {
                 let (from, to) = self.offsets[index];
                 self.peer.read_with(self.local, to..to + self.size, remote, from, &self.read)
@@ -180,25 +238,13 @@ impl<'a> LoadRunner<'a> {
 
 /// Waits for an operation, without sleeping if `spins`.
 #[inline]
-fn end(mut op: Op, spins: bool) -> CommandResult {
+fn end(mut op: Op, spins: bool) -> Result<Outcome> {
     let begun = Instant::now();
     while spins && begun.elapsed() < LIMIT {
         if let Some(result) = op.try_result() {
-            return result.map(drop).map_err(CommandFailure::from);
+            return result;
         }
         std::hint::spin_loop();
     }
-    op.wait(if spins { Duration::ZERO } else { LIMIT })?;
-    Ok(())
-}
-
-#[inline]
-fn finish(slot: &mut Option<(Op, Option<Instant>)>, spins: bool, sampler: &mut Sampler) -> CommandResult {
-    if let Some((op, begun)) = slot.take() {
-        end(op, spins)?;
-        if let Some(begun) = begun {
-            sampler.record(begun.elapsed());
-        }
-    }
-    Ok(())
+    op.wait(if spins { Duration::ZERO } else { LIMIT })
 }

@@ -3,6 +3,7 @@
 mod client;
 mod content;
 mod ladder;
+mod layout;
 mod limit;
 mod load;
 mod load_runner;
@@ -38,13 +39,21 @@ const SWEEP: [u64; 11] =
 const DEFAULT_PAGES: u32 = 1024;
 const DEFAULT_TOTAL: u64 = 64 << 20;
 
+/// The default number of regions of a list: one for each layer of a large model.
+const DEFAULT_REGIONS: u32 = 80;
+
 /// The method of measurement, for `--help`.
 const METHOD: &str = "\
 Without a subcommand, bench starts a second process and measures against it.
 
-One op is one page for write, write-imm, read and send, and one batch of --pages pages for write-pages. \
-Latency is the time from post to completion; of ops shorter than 2 µs, bench times only a sample. The limit \
-is one thread's memcpy between two local regions, with the same sizes, total and order of pages. Its \
+One op is one page for write, write-imm, read and send. For write-pages, read-pages, write-list and read-list \
+one op is all --pages pages; bench plans each op anew and prepares none. A list spreads its pages over \
+--regions regions on each side, as a KV cache has one region per layer, and each page moves between two regions \
+of the same number. \
+Latency is the time from post to completion; of ops shorter than 2 µs, bench times only a sample. \
+\"post µs\" is the mean time of the call that posts an op. An op that runs in the calling thread ends within \
+this call and has no work requests (WRs). Merged pages share the WR of the page before them. The limit \
+is one thread's memcpy between local regions, with the same sizes, total and order of pages. Its \
 rounds alternate with the transfer's rounds, and both speeds are medians of rounds. If a side is on a GPU, \
 the limit is one contiguous CUDA copy (cuMemcpyAsync and the wait for it) of the same number of bytes between \
 two buffers of the same kinds; host memory is page-locked then. Verification compares every byte of the \
@@ -106,7 +115,7 @@ struct MeasureOptions {
     #[arg(long, value_enum, default_value = "write-pages")]
     op: OpKind,
 
-    /// Size of a page
+    /// Size of a page; for lists, of an entry
     #[arg(long, default_value = "64KiB", value_name = "SIZE", conflicts_with = "sweep")]
     size: Size,
 
@@ -114,6 +123,16 @@ struct MeasureOptions {
     /// [default: 1024, fewer if they exceed 64 MiB]
     #[arg(long, value_name = "COUNT")]
     pages: Option<u32>,
+
+    /// Number of regions on each side, for write-list and read-list [default: 80, fewer if the
+    /// runs and the other pages do not fill them]
+    #[arg(long, value_name = "COUNT")]
+    regions: Option<u32>,
+
+    /// Share of the pages that lie in runs of 8 neighbours on both sides, from 0 to 1. Of the other pages, no two are
+    /// neighbours on both sides. Only for operations that move all pages
+    #[arg(long, default_value_t = 0.0, value_parser = units::share, value_name = "SHARE")]
+    contiguous: f64,
 
     /// Source memory: host, host-pageable (no peer can map it), host-pinned (page-locked for GPUs)
     /// or gpu:N
@@ -172,20 +191,39 @@ impl MeasureOptions {
         let sizes = if self.sweep { SWEEP.to_vec() } else { vec![self.size.0] };
         let loads = sizes.into_iter().enumerate().map(|(at, size)| {
             let default_pages = (DEFAULT_TOTAL / size.max(1)).clamp(1, u64::from(DEFAULT_PAGES)) as u32;
+            let pages = self.pages.unwrap_or(default_pages);
+            let runs = self.runs(pages)?;
+            let most_regions = if self.op.is_list() { DEFAULT_REGIONS } else { 1 };
+            let default_regions = BenchLoad::units(pages, runs).clamp(1, most_regions);
             let load = BenchLoad {
                 kind: self.op,
                 size,
-                pages: self.pages.unwrap_or(default_pages),
+                pages,
+                regions: self.regions.unwrap_or(default_regions),
+                runs,
                 inflight: self.inflight,
                 seed: fastrand::u64(..),
                 imm: at as u32,
                 src: self.src,
                 dst: self.dst,
             };
-            load.check().map_err(CommandFailure::new)?;
+            load.check().map_err(CommandFailure::Invalid)?;
             Ok(load)
         });
         loads.collect()
+    }
+
+    /// The number of runs that hold the contiguous share of `pages`.
+    fn runs(&self, pages: u32) -> CommandResult<u32> {
+        let (share, run) = (self.contiguous, BenchLoad::RUN);
+        // The addend outweighs the rounding of shares like 0.3.
+        let runs = (f64::from(pages) * share / f64::from(run) + 1e-6) as u32;
+        match runs.min(pages / run) {
+            0 if share > 0.0 => Err(CommandFailure::Invalid(format!(
+                "--contiguous {share} of {pages} pages is less than a run of {run} pages; use more --pages or remove --contiguous"
+            ))),
+            runs => Ok(runs),
+        }
     }
 }
 

@@ -8,10 +8,12 @@ use super::load::BenchLoad;
 pub const PROTOCOL: [u8; 8] = *b"mr-bench";
 
 /// The protocol version. Every change of messages or content increases it.
-pub const VERSION: u16 = 3;
+pub const VERSION: u16 = 4;
 
-/// The name of the server's published region.
-pub const REGION: &str = "bench";
+/// The name under which the server publishes its region of this number.
+pub fn region_name(number: usize) -> String {
+    format!("bench-{number}")
+}
 
 /// The flag in the imm of a measured message that asks the server to compare its bytes. The other bits are the index in
 /// the page order. Messages of the protocol have no imm.
@@ -20,14 +22,14 @@ pub const COMPARE: u32 = 1 << 31;
 /// A message from the client.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum ClientMessage {
-    /// Prepare a region for this load.
+    /// Prepare the regions for this load.
     Prepare(BenchLoad),
     /// Compare the received bytes.
     Check {
         /// The number of operations since `Prepare`.
         operations: u64,
     },
-    /// Overwrite the region.
+    /// Overwrite the regions.
     Overwrite,
     /// The client has finished.
     Bye,
@@ -43,7 +45,7 @@ pub enum ServerMessage {
         /// [`VERSION`].
         version: u16,
     },
-    /// The region is prepared or overwritten.
+    /// The regions are prepared or overwritten.
     Ready,
     /// The result of the comparison.
     Checked(Result<(), String>),

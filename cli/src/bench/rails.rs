@@ -55,15 +55,15 @@ impl Rails {
         Self::new(self.rails.into_iter().zip(&before.rails).map(left).collect())
     }
 
-    /// Keeps the rails that the explained operation can use. Rails of other transports, and rails without a rail of the
-    /// peer, carry no bytes and are no imbalance.
-    pub fn used_by(mut self, explained: &Explanation) -> Self {
-        let taken = explained.transports.iter().find(|choice| choice.taken);
-        let is_used = |rail: &RailReport| {
+    /// Keeps the rails that the explained parts of an operation can use. Rails of other transports, and rails without a
+    /// rail of the peer, carry no bytes and are no imbalance.
+    pub fn used_by(mut self, explained: &[Explanation]) -> Self {
+        let is_used = |rail: &RailReport, part: &Explanation| {
+            let taken = part.transports.iter().find(|choice| choice.taken);
             taken.is_some_and(|choice| choice.transport == rail.transport)
-                && explained.rails.iter().any(|plan| plan.rail == rail.rail && plan.unusable.is_none())
+                && part.rails.iter().any(|plan| plan.rail == rail.rail && plan.unusable.is_none())
         };
-        self.rails.retain(is_used);
+        self.rails.retain(|rail| explained.iter().any(|part| is_used(rail, part)));
         Self::new(self.rails)
     }
 
@@ -185,7 +185,7 @@ mod tests {
         let all = Rails::of(&here).since(&before);
         assert_eq!(all.rails.len(), 4);
         assert!(all.imbalance_percent.is_some_and(|percent| percent >= 200.0), "{all:?}");
-        let used = all.used_by(&explained);
+        let used = all.used_by(&[explained]);
         assert_eq!(used.rails.iter().map(|rail| rail.bytes).sum::<u64>(), LEN as u64, "{used:?}");
         assert!(
             used.rails.len() == 2 && used.imbalance_percent.is_some_and(|percent| percent < 1.0),

@@ -18,6 +18,9 @@ pub struct BenchRow {
     dst: String,
     size: u64,
     pages: u32,
+    regions: u32,
+    /// The share of the pages that are in runs.
+    contiguous: f64,
     inflight: u32,
     gbytes_per_s: f64,
     gbps: f64,
@@ -26,6 +29,12 @@ pub struct BenchRow {
     p99_us: f64,
     p999_us: f64,
     max_us: f64,
+    /// The mean time of the call that posts an operation.
+    post_us: f64,
+    /// The mean number of work requests of an operation.
+    wrs: f64,
+    /// The mean number of an operation's pages that shared a work request with the page before them.
+    merged: f64,
     verified: bool,
     limit_gbytes_per_s: Option<f64>,
     /// The latency of one pass of the limit, which copies all pages.
@@ -58,6 +67,8 @@ impl BenchRow {
             dst: load.dst.to_string(),
             size: load.size,
             pages: load.pages,
+            regions: load.regions,
+            contiguous: round(load.contiguous()),
             inflight: load.inflight,
             gbytes_per_s: round(measured.speed),
             gbps: round(measured.speed * 8.0),
@@ -66,6 +77,9 @@ impl BenchRow {
             p99_us: measured.latencies.quantile_us(0.99),
             p999_us: measured.latencies.quantile_us(0.999),
             max_us: measured.latencies.max_us(),
+            post_us: round(measured.latencies.mean_posting_us()),
+            wrs: round(measured.requests.0),
+            merged: round(measured.requests.1),
             verified,
             limit_gbytes_per_s: limit.map(|(speed, _)| round(*speed)),
             limit_p50_us: limit.map(|(_, latencies)| latencies.quantile_us(0.5)),
@@ -84,13 +98,22 @@ impl BenchRow {
     /// Prints a table of the measurements of one bench, and a table of their rails.
     pub fn print(rows: &[Self]) -> CommandResult {
         let Some(first) = rows.first() else { return Ok(()) };
-        let Self { backend, op, src, dst, inflight, .. } = first;
-        output::print_text(&format!("{op} over {backend}, from {src} to {dst}, in flight: {inflight}"))?;
+        let Self { backend, op, src, dst, contiguous, inflight, .. } = first;
+        let runs = match *contiguous > 0.0 {
+            true => format!(", contiguous: {:.0} %", contiguous * 100.0),
+            false => String::new(),
+        };
+        output::print_text(&format!(
+            "{op} over {backend}, from {src} to {dst}{runs}, in flight: {inflight}"
+        ))?;
         let limit = if first.is_on_gpu { "one copy" } else { "memcpy" };
         let table = TextTable::named_by(0).number("size").number("pages").optional(2);
+        let table = table.number("regions").optional(7);
         let table = table.number("GB/s").number("Gbps").optional(5).number("ops/s").optional(1);
         let table = table.number("p50 µs").number("p99 µs").number("p99.9 µs").optional(6);
-        let table = table.number("max µs").optional(4).number(format!("{limit} GB/s")).optional(3);
+        let table = table.number("max µs").optional(4).number("post µs").optional(8);
+        let table = table.number("WRs/op").optional(9).number("merged/op").optional(10);
+        let table = table.number(format!("{limit} GB/s")).optional(3);
         let mut table = table.number(format!("% of {limit}")).text("verified");
         rows.iter().for_each(|row| table.row(row.cells()));
         table.print()?;
@@ -115,6 +138,8 @@ impl BenchRow {
         vec![
             Size(self.size).to_string(),
             self.pages.to_string(),
+            // A column that is empty in all rows is not printed.
+            if self.regions > 1 { self.regions.to_string() } else { String::new() },
             format!("{:.2}", self.gbytes_per_s),
             format!("{:.1}", self.gbps),
             format!("{:.0}", self.ops_per_s),
@@ -122,6 +147,9 @@ impl BenchRow {
             format!("{:.2}", self.p99_us),
             format!("{:.2}", self.p999_us),
             format!("{:.2}", self.max_us),
+            format!("{:.2}", self.post_us),
+            format!("{:.0}", self.wrs),
+            format!("{:.0}", self.merged),
             self.limit_gbytes_per_s.map_or(String::new(), |speed| format!("{speed:.2}")),
             self.percent_of_limit.map_or(String::new(), |percent| format!("{percent:.0}")),
             verified.to_owned(),

@@ -1,11 +1,12 @@
-//! The server of a bench: holds the target region and compares the received bytes.
+//! The server of a bench: holds the target regions and compares the received bytes.
 
 use std::time::Duration;
 
 use multirail::{Access, Fabric, Peer, Region, wait};
 
+use super::layout::PageLayout;
 use super::load::{BenchLoad, OpKind};
-use super::protocol::{COMPARE, ClientMessage, PROTOCOL, REGION, ServerMessage, VERSION};
+use super::protocol::{COMPARE, ClientMessage, PROTOCOL, ServerMessage, VERSION, region_name};
 use super::{content, verification};
 use crate::connection::{until_closed, wait_until_closed};
 use crate::failure::{CommandFailure, CommandResult};
@@ -75,7 +76,7 @@ pub fn serve_one(
             },
             ClientMessage::Overwrite => match &target.work {
                 Some(work) => {
-                    content::overwrite(&work.region)?;
+                    content::overwrite(&work.regions)?;
                     ServerMessage::Ready
                 }
                 None => ServerMessage::Refused("no load is prepared".to_owned()),
@@ -102,9 +103,8 @@ struct BenchTarget<'a> {
 
 struct PreparedLoad {
     load: BenchLoad,
-    region: Region,
-    /// The page order, for messages.
-    order: Vec<u32>,
+    regions: Vec<Region>,
+    layout: PageLayout,
     /// The number of received messages.
     messages: u64,
     /// The first mismatch of a message.
@@ -114,25 +114,26 @@ struct PreparedLoad {
 impl BenchTarget<'_> {
     fn prepare(&mut self, load: BenchLoad) -> CommandResult<PreparedLoad> {
         load.check().map_err(CommandFailure::new)?;
-        if self.work.take().is_some() {
-            self.fabric.unpublish(REGION);
+        if let Some(work) = self.work.take() {
+            (0..work.regions.len()).for_each(|number| self.fabric.unpublish(&region_name(number)));
         }
         let measured = load.kind == OpKind::Send;
-        let bytes = if measured { 1 } else { load.total() };
-        let memory = load.remote();
-        let region = memory.alloc(self.fabric, bytes, Access::REMOTE_WRITE | Access::REMOTE_READ)?;
-        match load.kind {
-            OpKind::Read => content::fill(&region, &load)?,
-            _ => content::overwrite(&region)?,
+        let (layout, access) = (PageLayout::new(&load), Access::REMOTE_WRITE | Access::REMOTE_READ);
+        // Messages arrive in receives.
+        let regions = if measured { Vec::new() } else { layout.alloc(load.remote(), self.fabric, access)? };
+        match load.kind.is_read() {
+            true => content::fill(&regions, &load)?,
+            false => content::overwrite(&regions)?,
         }
-        self.fabric.publish(REGION, &region)?;
+        for (number, region) in regions.iter().enumerate() {
+            self.fabric.publish(&region_name(number), region)?;
+        }
         if measured {
             let each = (load.size as usize).max(MESSAGE_BYTES);
             let count = (RECEIVE_BYTES / each).clamp(2, 1024);
             self.incoming.replace(self.fabric.recv_pool(count, each)?);
         }
-        let order = if measured { content::sources(&load) } else { Vec::new() };
-        Ok(PreparedLoad { load, region, order, messages: 0, wrong: None })
+        Ok(PreparedLoad { load, regions, layout, messages: 0, wrong: None })
     }
 
     /// Waits for the next message of the protocol. Counts measured messages meanwhile.
@@ -154,7 +155,7 @@ impl BenchTarget<'_> {
         work.messages += 1;
         if imm & COMPARE != 0 && work.wrong.is_none() {
             let index = imm & !COMPARE;
-            let right = match work.order.get(index as usize) {
+            let right = match work.layout.sources.get(index as usize) {
                 Some(&source) => content::is_page(&message.to_vec(), &work.load, source),
                 None => false,
             };
@@ -171,8 +172,8 @@ impl BenchTarget<'_> {
         match work.load.kind {
             OpKind::Send => self.check_messages(operations),
             OpKind::WriteImm => self.check_imms(operations),
-            OpKind::Read => Ok(Ok(())),
-            OpKind::Write | OpKind::WritePages => Ok(bytes(work)),
+            kind if kind.is_read() => Ok(Ok(())),
+            _ => Ok(bytes(work)),
         }
     }
 
@@ -208,11 +209,11 @@ impl BenchTarget<'_> {
 }
 
 fn bytes(work: &PreparedLoad) -> Result<(), String> {
-    match verification::first_mismatch(&work.region, &work.load) {
+    match verification::first_mismatch(&work.regions, &work.load) {
         Ok(None) => Ok(()),
         Ok(Some(offset)) => {
-            Err(format!("the server's region differs from the sent bytes near byte {offset}"))
+            Err(format!("the server's memory differs from the sent bytes near byte {offset}"))
         }
-        Err(why) => Err(format!("cannot compare the server's region: {why}")),
+        Err(why) => Err(format!("cannot compare the server's memory: {why}")),
     }
 }

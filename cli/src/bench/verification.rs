@@ -7,25 +7,33 @@ use multirail::cuda::CudaMemory;
 use multirail::{Region, Result};
 
 use super::content;
+use super::layout::PageLayout;
 use super::load::BenchLoad;
 
-/// Compares every byte of a target region. Returns the offset of the first wrong byte.
+/// Compares every byte of the target regions. Returns the number of the first wrong byte, counted through all regions.
 ///
 /// The GPU compares its own memory, so that it sees the bytes as kernels after a transfer see them.
-pub fn first_mismatch(region: &Region, load: &BenchLoad) -> Result<Option<u64>> {
+pub fn first_mismatch(regions: &[Region], load: &BenchLoad) -> Result<Option<u64>> {
+    let layout = PageLayout::new(load);
     match load.dst.is_gpu() {
-        true => on_gpu(region, load),
-        false => content::first_mismatch(region, load),
+        true => on_gpu(regions, load, &layout),
+        false => content::first_mismatch(regions, load, layout.source_of_target()),
     }
 }
 
-fn on_gpu(region: &Region, load: &BenchLoad) -> Result<Option<u64>> {
-    let (address, owner) = (region.as_ptr() as u64, Arc::new(region.clone()));
-    // SAFETY: the region keeps its memory.
-    let memory = unsafe { CudaMemory::of_pointer(address, region.len(), owner) }?;
+fn on_gpu(regions: &[Region], load: &BenchLoad, layout: &PageLayout) -> Result<Option<u64>> {
     let streams: Vec<u64> =
-        content::source_of_target(load).into_iter().map(|page| content::stream(load, page)).collect();
-    memory.first_mismatch(load.size, &streams)
+        layout.source_of_target().into_iter().map(|page| content::stream(load, page)).collect();
+    for (region, pages) in regions.iter().zip(&layout.regions) {
+        let (address, owner) = (region.as_ptr() as u64, Arc::new(region.clone()));
+        // SAFETY: the region keeps its memory.
+        let memory = unsafe { CudaMemory::of_pointer(address, region.len(), owner) }?;
+        let streams = &streams[pages.start as usize..pages.end as usize];
+        if let Some(offset) = memory.first_mismatch(load.size, streams)? {
+            return Ok(Some(u64::from(pages.start) * load.size + offset));
+        }
+    }
+    Ok(None)
 }
 
 #[cfg(test)]
@@ -43,17 +51,23 @@ mod tests {
         // The last load has more bytes than a GPU's threads compare in one pass.
         let loads =
             [(1, 1), (1, 700), (13, 9), (4096, 33), ((64 << 10) + 5, 40), (1 << 20, 3), ((4 << 20) + 5, 5)];
-        for (size, pages) in loads {
-            let load =
-                BenchLoad { kind: OpKind::Write, size, pages, inflight: 1, seed: 7, imm: 0, src: dst, dst };
-            let bytes = right(&fabric, &load);
-            let region = dst.alloc(&fabric, load.total(), Access::LOCAL).unwrap();
-            region.copy_in(0, &bytes).unwrap();
-            assert_eq!(first_mismatch(&region, &load).unwrap(), None, "{load:?}");
+        for ((size, pages), regions) in loads.into_iter().flat_map(|load| [(load, 1), (load, 5)]) {
+            let kind = OpKind::WriteList;
+            let (regions, runs) = (regions.min(pages), pages / (2 * BenchLoad::RUN));
+            let load = BenchLoad { size, pages, regions, runs, src: dst, dst, ..BenchLoad::sample(kind) };
+            load.check().unwrap();
+            let (layout, bytes) = (PageLayout::new(&load), right(&fabric, &load));
+            let regions = layout.alloc(dst, &fabric, Access::LOCAL).unwrap();
+            let start = |region: usize| layout.regions[region].start as usize * load.size as usize;
+            for (number, region) in regions.iter().enumerate() {
+                region.copy_in(0, &bytes[start(number)..][..region.len()]).unwrap();
+            }
+            assert_eq!(first_mismatch(&regions, &load).unwrap(), None, "{load:?}");
             let last = load.total() - 1;
             for wrong in [last, last / 2, last / 3, 0] {
-                region.copy_in(wrong, &[!bytes[wrong]]).unwrap();
-                assert_eq!(first_mismatch(&region, &load).unwrap(), Some(wrong as u64), "{load:?}");
+                let number = (0..regions.len()).rfind(|number| start(*number) <= wrong).unwrap();
+                regions[number].copy_in(wrong - start(number), &[!bytes[wrong]]).unwrap();
+                assert_eq!(first_mismatch(&regions, &load).unwrap(), Some(wrong as u64), "{load:?}");
             }
         }
     }
@@ -61,12 +75,11 @@ mod tests {
     /// The expected bytes: the source pages in the target's order.
     fn right(fabric: &Fabric, load: &BenchLoad) -> Vec<u8> {
         let source = fabric.alloc(load.total(), Access::LOCAL).unwrap();
-        content::fill(&source, load).unwrap();
+        content::fill(std::slice::from_ref(&source), load).unwrap();
         let size = load.size as usize;
         let mut bytes = vec![0; load.total()];
-        for (from, to) in content::sources(load).into_iter().zip(content::targets(load)) {
-            let to = to as usize * size;
-            source.copy_out(from as usize * size, &mut bytes[to..to + size]).unwrap();
+        for (to, from) in PageLayout::new(load).source_of_target().into_iter().enumerate() {
+            source.copy_out(from as usize * size, &mut bytes[to * size..][..size]).unwrap();
         }
         bytes
     }
