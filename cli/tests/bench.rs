@@ -113,6 +113,26 @@ fn lists_and_scattered_reads_over_libfabric() {
 }
 
 #[test]
+fn a_path_that_is_not_allowed_is_refused_at_once() {
+    let row = row(&["--pages", "16", "--path", "memory-copy,rdma"]);
+    assert_eq!(row["path"], "mapped memory", "{row}");
+    for (paths, code, words) in [
+        (
+            "rdma",
+            1,
+            "bytes would go by memory-copy over transport loopback, and the path policy allows rdma alone",
+        ),
+        ("nvlink", 2, "there is no path \"nvlink\"; the paths are rdma, gpu-copy"),
+    ] {
+        let arguments = ["bench", "--json", "--backend", "loopback", "--pages", "16", "--path", paths];
+        let output = multirail(&arguments).output().expect("start");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{paths}: {said}");
+        assert!(said.contains(words) && output.stdout.is_empty(), "{paths}: {said}");
+    }
+}
+
+#[test]
 fn loads_that_do_not_fit_their_operation_are_refused() {
     for (load, words) in [
         (&["--op", "write", "--regions", "2"][..], "write uses one region on each side; remove --regions"),

@@ -116,7 +116,9 @@ impl<'a> Client<'a> {
         }
         if let Some(measured) = measured {
             let rails = Rails::of(self.fabric).since(&before).used_by(&explained);
-            let row = BenchRow::new(&self.backend, load, &measured, verify && !is_cut_short, rails);
+            let path = explained.into_iter().next().and_then(|part| part.path);
+            let verified = verify && !is_cut_short;
+            let row = BenchRow::new(&self.backend, load, &measured, verified, path, rails);
             report.add(row.cut_short(is_cut_short), is_cut_short)?;
         }
         ended

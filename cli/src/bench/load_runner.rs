@@ -199,8 +199,8 @@ impl<'a> LoadRunner<'a> {
             sampler.record_op(begun, posted, Instant::now());
         }
         self.operations += 1;
-        self.work_requests += outcome.work_requests;
-        self.merged += outcome.merged;
+        self.work_requests += u64::from(outcome.work_requests);
+        self.merged += u64::from(outcome.merged);
         Ok(())
     }
 

@@ -13,6 +13,8 @@ use crate::units::{Size, round};
 #[derive(Debug, Serialize)]
 pub struct BenchRow {
     backend: String,
+    /// How bytes get to the other side's memory, in the words of an explanation.
+    path: Option<String>,
     op: &'static str,
     src: String,
     dst: String,
@@ -56,12 +58,14 @@ impl BenchRow {
         load: &BenchLoad,
         measured: &RoundResults,
         verified: bool,
+        path: Option<String>,
         rails: Rails,
     ) -> Self {
         let bytes_per_op = load.total() as f64 / load.operations() as f64;
         let limit = measured.limit.as_ref();
         Self {
             backend: backend.to_owned(),
+            path,
             op: load.kind.name(),
             src: load.src.to_string(),
             dst: load.dst.to_string(),
