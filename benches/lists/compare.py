@@ -199,6 +199,8 @@ def arguments():
     parser.add_argument("--entries", type=int, default=112_000, help="of 4 KiB each, over all regions [112000]")
     parser.add_argument("--rounds", type=int, default=9, help="[9]")
     parser.add_argument("--threads", type=int, help="threads that copy in multirail [two, or one on a single core]")
+    parser.add_argument("--no-progress-thread", action="store_true",
+                        help="NIXL's initiator has no progress thread; NIXL's default is one")
     parser.add_argument("--json", metavar="FILE", type=Path, help="keep the table and all rounds there, too")
     given = parser.parse_args()
     if given.rounds < 1 or given.regions < 1 or given.entries < 1 or given.entries % given.regions:
@@ -211,11 +213,14 @@ def compare(given):
         raise Failed(f"{given.binary} is no program: cargo build --profile dist -p benches --bin lists")
     python = installed(given.nixl)
     described = versions(python, given.nixl, given.binary)
-    described.append(f"{given.entries} entries of 4 KiB over {given.regions} regions, {given.rounds} rounds")
+    described.append(f"{given.entries} entries of 4 KiB over {given.regions} regions, {given.rounds} rounds; "
+                     f"multirail: {given.threads or 'default'} threads; "
+                     f"NIXL's initiator: {'no' if given.no_progress_thread else 'a'} progress thread")
     print("\n".join(described), flush=True)
     ours = [str(given.binary), "initiator", "--regions", str(given.regions), "--entries", str(given.entries)]
     ours += ["--threads", str(given.threads)] if given.threads else []
     theirs = [str(python), str(HERE / "nixl_pair.py"), "initiator", str(given.regions), str(given.entries)]
+    theirs += ["--no-progress-thread"] if given.no_progress_thread else []
     commands = {OURS: ours, PRIVATE: [*ours, "--private"], NIXL: theirs}
     pairs = []
     try:

@@ -1,9 +1,9 @@
 """Lists over many regions by NIXL: an initiator that measures, and a target in a process of its own.
 
-    python3 nixl_pair.py initiator REGIONS ENTRIES     entries are of the whole list, and a multiple of the regions
+    python3 nixl_pair.py initiator REGIONS ENTRIES [--no-progress-thread]
 
-The initiator starts the target. It serves the commands `write` and `read`, one a line of its input, and answers each
-with a line of JSON: the times of one transfer of the whole list. It ends with its input. Needs numpy and NIXL. Wrong
+ENTRIES are those of the whole list, and a multiple of REGIONS. The initiator starts the target. It serves the commands `write` and `read`, one a line of its input, and answers each
+with a line of JSON: the times of two transfers of the whole list. It ends with its input. Needs numpy and NIXL. Wrong
 bytes, a failed transfer and a wait beyond its limit end both processes with an error.
 """
 
@@ -117,11 +117,12 @@ def inverse(local, remote):
     return of_remote, of_local
 
 
-def opened(name, memory):
-    """An agent over UCX, with the defaults of NIXL, that has registered the memory."""
+def opened(name, memory, progress_thread=True):
+    """An agent over UCX that has registered the memory. NIXL's default is a progress thread."""
     from nixl._api import nixl_agent, nixl_agent_config
 
-    agent = nixl_agent(name, nixl_agent_config(backends=["UCX"], capture_telemetry=False))
+    config = nixl_agent_config(enable_prog_thread=progress_thread, backends=["UCX"], capture_telemetry=False)
+    agent = nixl_agent(name, config)
     regions = [(address, bytes_, 0, "") for address, bytes_ in memory.ranges()]
     agent.register_memory(agent.get_reg_descs(regions, "DRAM"), backends=["UCX"])
     return agent
@@ -147,12 +148,12 @@ def target(regions, entries):
 class Initiator:
     """The measuring side."""
 
-    def __init__(self, regions, entries):
+    def __init__(self, regions, entries, progress_thread):
         command = [sys.executable, __file__, "target", str(regions), str(entries)]
         self.process = subprocess.Popen(command, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self.lines = Lines(self.process.stdout)
         self.memory = Memory(regions, entries)
-        self.agent = opened("initiator", self.memory)
+        self.agent = opened("initiator", self.memory, progress_thread)
         theirs = self.lines.next()
         self.peer = self.agent.add_remote_agent(base64.b64decode(theirs["metadata"]))
         self.local, self.remote = scattered(regions, entries)
@@ -218,9 +219,9 @@ class Initiator:
             self.process.wait()
 
 
-def initiator(regions, entries):
+def initiator(regions, entries, progress_thread):
     """Serves `write` and `read` until its input ends."""
-    pair = Initiator(regions, entries)
+    pair = Initiator(regions, entries, progress_thread)
     try:
         say({"ready": True})
         commands = {"write": pair.write, "read": pair.read}
@@ -231,15 +232,19 @@ def initiator(regions, entries):
 
 
 def main():
-    roles = {"initiator": initiator, "target": target}
-    if len(sys.argv) != 4 or sys.argv[1] not in roles:
+    words = [word for word in sys.argv[1:] if word != "--no-progress-thread"]
+    if len(words) != 3 or words[0] not in ("initiator", "target"):
         sys.exit(__doc__)
-    regions, entries = int(sys.argv[2]), int(sys.argv[3])
+    regions, entries = int(words[1]), int(words[2])
     if regions < 1 or entries < regions or entries % regions:
         sys.exit("ENTRIES must be a multiple of REGIONS")
     status = 0
     try:
-        roles[sys.argv[1]](regions, entries)
+        if words[0] == "target":
+            # Its progress thread accepts the connection.
+            target(regions, entries)
+        else:
+            initiator(regions, entries, "--no-progress-thread" not in sys.argv)
     except Exception:
         traceback.print_exc()
         status = 1
