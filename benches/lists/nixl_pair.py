@@ -2,9 +2,10 @@
 
     python3 nixl_pair.py initiator REGIONS ENTRIES [--no-progress-thread]
 
-ENTRIES are those of the whole list, and a multiple of REGIONS. The initiator starts the target. It serves the commands `write` and `read`, one a line of its input, and answers each
-with a line of JSON: the times of two transfers of the whole list. It ends with its input. Needs numpy and NIXL. Wrong
-bytes, a failed transfer and a wait beyond its limit end both processes with an error.
+ENTRIES are those of the whole list, and a multiple of REGIONS. The initiator starts the target. It serves the
+commands `write` and `read`, one a line of its input, and answers each with a line of JSON: the times of two transfers
+of the whole list. It ends with its input. Needs numpy and NIXL. Wrong bytes, a failed transfer and a wait beyond its
+limit end both processes with an error.
 """
 
 import base64
