@@ -9,7 +9,7 @@ use process::{LIMIT, RunningCommand, eventually, multirail, run};
 use rustix::process::Signal;
 use serde_json::Value;
 
-const KEYS: &str = "backend op src dst size pages regions contiguous inflight gbytes_per_s gbps ops_per_s p50_us p99_us p999_us \
+const KEYS: &str = "backend path op src dst size pages regions contiguous inflight gbytes_per_s gbps ops_per_s p50_us p99_us p999_us \
                     max_us post_us wrs merged verified limit_gbytes_per_s limit_p50_us percent_of_limit rails imbalance_percent";
 
 fn row(arguments: &[&str]) -> serde_json::Value {

@@ -90,7 +90,7 @@ impl<'a> Client<'a> {
                 .collect::<multirail::Result<_>>()?,
         };
         let peer = self.peer.clone();
-        let mut runner = LoadRunner::new(&peer, &local, remote, load, layout, asked.cold)?;
+        let mut runner = LoadRunner::new(&peer, &local, remote, load, layout, asked)?;
         tracing::info!(op = load.kind.name(), size = load.size, pages = load.pages, "measuring");
 
         let (before, explained) = (Rails::of(self.fabric), runner.explain()?);

@@ -3,10 +3,11 @@
 use std::time::{Duration, Instant};
 
 use multirail::{
-    Explanation, LocalList, Op, Outcome, Pages, Peer, ReadOptions, Region, RemoteList, RemoteRegion, Result,
-    SendOptions, WriteOptions,
+    Explanation, LocalList, Op, Outcome, Pages, PathPolicy, Peer, ReadOptions, Region, RemoteList,
+    RemoteRegion, Result, SendOptions, WriteOptions,
 };
 
+use super::MeasureOptions;
 use super::layout::PageLayout;
 use super::load::{BenchLoad, OpKind};
 use super::protocol::COMPARE;
@@ -34,6 +35,7 @@ pub struct LoadRunner<'a> {
     to: Pages,
     write: WriteOptions,
     read: ReadOptions,
+    send: SendOptions,
     compare: bool,
     per_pass: usize,
     /// True to wait without sleeping, as `cuStreamSynchronize` does in the copies of the limit.
@@ -55,7 +57,7 @@ impl<'a> LoadRunner<'a> {
         remotes: Vec<RemoteRegion>,
         load: &BenchLoad,
         layout: PageLayout,
-        cold: bool,
+        asked: &MeasureOptions,
     ) -> Result<Self> {
         let size = load.size as usize;
         let mut lists = (LocalList::new(), RemoteList::new());
@@ -63,8 +65,9 @@ impl<'a> LoadRunner<'a> {
             lists.0.push_strided(local, 0, size, pages.len() as u32, size)?;
             lists.1.push_strided(remote, 0, size, pages.len() as u32, size)?;
         }
-        let (mut write, mut read) = (WriteOptions::default(), ReadOptions::default());
-        if cold {
+        let paths = asked.path.map_or(PathPolicy::ANY, PathPolicy::only);
+        let (mut write, mut read) = (WriteOptions::new().paths(paths), ReadOptions::new().paths(paths));
+        if asked.cold {
             write = write.cold();
             read.locality = multirail::Locality::Cold;
         }
@@ -84,6 +87,7 @@ impl<'a> LoadRunner<'a> {
             layout,
             write,
             read,
+            send: SendOptions::new().paths(paths),
             compare: false,
             per_pass: load.operations(),
             spins: load.is_on_gpu(),
@@ -128,7 +132,7 @@ impl<'a> LoadRunner<'a> {
             (OpKind::Read, Some(remote)) => {
                 self.peer.explain_read(self.local, target, remote, from, &self.read)
             }
-            (OpKind::Send, _) => self.peer.explain_send(self.local, source, &SendOptions::new().imm(0)),
+            (OpKind::Send, _) => self.peer.explain_send(self.local, source, &self.send.clone().imm(0)),
             (OpKind::Write | OpKind::WriteImm, Some(remote)) => {
                 self.peer.explain_write(self.local, source, remote, to, &self.write)
             }
@@ -223,7 +227,7 @@ impl<'a> LoadRunner<'a> {
             (OpKind::Send, _) => {
                 let (from, _) = self.offsets[index];
                 let flag = if self.compare { COMPARE } else { 0 };
-                let options = SendOptions::new().imm(index as u32 | flag);
+                let options = self.send.clone().imm(index as u32 | flag);
                 self.peer.send_with(self.local, from..from + self.size, &options)
             }
             (OpKind::Write | OpKind::WriteImm, Some(remote)) => {

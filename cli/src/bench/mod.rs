@@ -20,7 +20,7 @@ mod verification;
 use std::sync::Arc;
 use std::time::Duration;
 
-use multirail::{Fabric, PathPolicy, Paths, Peer};
+use multirail::{Fabric, Paths};
 
 use super::Common;
 use super::failure::{CommandFailure, CommandResult};
@@ -167,7 +167,7 @@ struct MeasureOptions {
     #[arg(long)]
     no_limit: bool,
 
-    /// Allow these paths of bytes alone: rdma, gpu-copy, memory-copy, sockets or staged, with commas between them
+    /// Allow the measured bytes these paths alone: rdma, gpu-copy, memory-copy, sockets or staged, with commas between them
     /// [default: $MULTIRAIL_PATHS, or all]
     #[arg(long, value_name = "PATHS")]
     path: Option<Paths>,
@@ -190,14 +190,6 @@ impl MeasureOptions {
         if let Some(blocks) = self.gpu_blocks {
             memory::set_gpu_blocks(blocks);
         }
-    }
-
-    /// Connects the client of a measurement to its server.
-    fn client<'a>(&self, fabric: &'a Fabric, peer: &Peer) -> CommandResult<Client<'a>> {
-        if let Some(paths) = self.path {
-            peer.set_path_policy(PathPolicy::only(paths));
-        }
-        Client::connect(fabric, peer)
     }
 
     fn loads(&self) -> CommandResult<Vec<BenchLoad>> {
@@ -280,7 +272,7 @@ fn in_process(common: &Common, measured: &MeasureOptions) -> CommandResult {
     let (peer, origin) = here.connect_local(&there)?;
     let ours = origin.clone();
     let target = std::thread::spawn(move || server::serve_one(&there, &ours, |_| Ok(())));
-    let done = measured.client(&here, &peer).and_then(|client| measure(client, measured, &loads, &report));
+    let done = Client::connect(&here, &peer).and_then(|client| measure(client, measured, &loads, &report));
     if done.is_err() {
         // The client sends no end message now, so the server must not wait for one.
         origin.disconnect();
@@ -309,7 +301,7 @@ fn measure_at(
     report: &RowReport<BenchRow>,
 ) -> CommandResult {
     let peer = super::connection::connect(fabric, address)?;
-    let done = measured.client(fabric, &peer).and_then(|client| measure(client, measured, loads, report));
+    let done = Client::connect(fabric, &peer).and_then(|client| measure(client, measured, loads, report));
     done.inspect_err(|_| {
         if !report.is_interrupted() {
             common.dumps.after_failure(fabric);
