@@ -123,9 +123,9 @@ impl Info {
         let provider = self.provider();
         // A layered provider is named with the core provider first: `tcp;ofi_rxm`.
         match provider.split(';').next().unwrap_or_default() {
-            "tcp" | "net" | "sockets" | "udp" => Paths::SOCKETS,
             "shm" | "sm2" => Paths::MEMORY_COPY,
-            _ => Paths::RDMA,
+            _ if self.is_card() => Paths::RDMA,
+            _ => Paths::SOCKETS,
         }
     }
 

@@ -51,7 +51,7 @@ class Pair:
 
     def __init__(self, name, command, environment):
         self.name, self.rounds, self.lines = name, {"write": [], "read": []}, queue.Queue()
-        # In this session: if this program is killed, Linux ends the stopped processes of the group.
+        # The child stays in this terminal session: if this program is killed, Linux ends the stopped processes of the group.
         settings = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "process_group": 0}
         self.process = subprocess.Popen(command, text=True, env=environment, **settings)
         threading.Thread(target=self._read, daemon=True).start()

@@ -102,7 +102,7 @@ impl Registry {
     /// - `MULTIRAIL_GPUS`: the PCI addresses of the GPUs to serve, separated by commas
     /// - `MULTIRAIL_TOPOLOGY`: a source of the machine other than `/sys`, see [`MachineSource`]
     ///
-    /// `MULTIRAIL_PATHS` names the paths that bytes may take, separated by commas: see [`PathPolicy`].
+    /// `MULTIRAIL_PATHS` names the paths that bytes may take, separated by commas: see [`PathPolicy`](transport_core::PathPolicy).
     ///
     /// # Errors
     /// As [`Registry::transports`]. `InvalidRequest` or `Io` if one of these variables is invalid.

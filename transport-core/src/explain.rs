@@ -3,14 +3,15 @@
 
 use std::fmt;
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use serde::Serialize;
 
 use crate::copy::{self, CopyStrategy};
-use crate::engine::Work;
 use crate::engine::peer::{CheckedRange, Link, PairedRail};
 use crate::engine::plan::split;
+use crate::engine::{ImmCountdown, Work};
 use crate::observe::OperationKind;
 use crate::operations::{cut_read, cut_write, message};
 use crate::peer::PeerInner;
@@ -18,8 +19,8 @@ use crate::prepared::Part;
 use crate::spi::WorkKind;
 use crate::striping::Shares;
 use crate::{
-    Pages, Peer, PreparedTransfer, ReadOptions, Region, RemoteRegion, Result, SendOptions, Trigger,
-    WriteOptions,
+    ImmMode, LocalList, Pages, Peer, PreparedTransfer, ReadOptions, Region, RemoteList, RemoteRegion, Result,
+    Selection, SendOptions, Trigger, WriteOptions,
 };
 
 /// What a request would do now: the result of [`Peer::explain_write`] and its siblings. It prints as a table.
@@ -152,6 +153,37 @@ impl Peer {
         explain_pages(&self.0, link, &work)
     }
 
+    /// Explains what [`Peer::write_list`] with these arguments would do now: one explanation for each part, that is,
+    /// for all regions that lie on the same rails.
+    ///
+    /// # Errors
+    /// As [`Peer::explain_write`].
+    pub fn explain_write_list<'a>(
+        &self,
+        local: &LocalList,
+        local_selection: impl Into<Selection<'a>>,
+        remote: &RemoteList,
+        remote_selection: impl Into<Selection<'a>>,
+        options: &WriteOptions,
+    ) -> Result<Vec<Explanation>> {
+        self.prepare_write_list(local, local_selection, remote, remote_selection, options)?.explain()
+    }
+
+    /// Explains what [`Peer::read_list`] with these arguments would do now, as [`Peer::explain_write_list`].
+    ///
+    /// # Errors
+    /// As [`Peer::explain_write`].
+    pub fn explain_read_list<'a>(
+        &self,
+        local: &LocalList,
+        local_selection: impl Into<Selection<'a>>,
+        remote: &RemoteList,
+        remote_selection: impl Into<Selection<'a>>,
+        options: &ReadOptions,
+    ) -> Result<Vec<Explanation>> {
+        self.prepare_read_list(local, local_selection, remote, remote_selection, options)?.explain()
+    }
+
     /// Explains what [`Peer::send_with`] with these arguments would do now.
     ///
     /// # Errors
@@ -184,8 +216,18 @@ impl PreparedTransfer {
     pub fn explain(&self) -> Result<Vec<Explanation>> {
         self.check()?;
         let peer = &self.peer().0;
-        let explain = |part: &Part| explain_pages(peer, peer.first_link_of(part.transport), &part.work);
-        self.parts().iter().map(explain).collect()
+        let parts = self.parts();
+        let explain = |(number, part): (usize, &Part)| {
+            let mut work = part.work.clone();
+            if parts.len() > 1 && work.imm_mode == ImmMode::Last {
+                // The imm comes after all parts. The first part's explanation counts its request.
+                let is_first = number == 0;
+                work.imm = work.imm.filter(|_| is_first);
+                work.imm_countdown = work.imm.map(|_| Arc::new(ImmCountdown::new(parts.len() as u32)));
+            }
+            explain_pages(peer, peer.first_link_of(part.transport), &work)
+        };
+        parts.iter().enumerate().map(explain).collect()
     }
 }
 

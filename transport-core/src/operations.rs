@@ -1,6 +1,8 @@
 //! The operations of a peer. Each is checked once here. Then it runs at once in the calling thread, or is submitted to
 //! the engines.
 
+// Over 800 lines: all operations of one type, with the checks that they share.
+
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,13 +13,15 @@ use crate::engine::op::OpId;
 use crate::engine::peer::{CheckedRange, Link};
 use crate::engine::plan::{ListPlan, PieceRule, Shape};
 use crate::engine::{ImmCountdown, Submission, Work};
+use crate::list::plan;
 use crate::options::{PER_WR_UNIT, ReadOptions, SendOptions, WriteOptions};
 use crate::pages::Pages;
 use crate::prepared::{Part, PreparedTransfer};
 use crate::spi::{Capabilities, Operations, Paths, WorkKind};
 use crate::striping::{OpSlot, OpSlots};
 use crate::{
-    Access, Error, ErrorKind, ImmMode, Op, PathPolicy, Peer, Region, RemoteRegion, Result, Time, Trigger,
+    Access, Error, ErrorKind, ImmMode, LocalList, Op, PathPolicy, Peer, Region, RemoteList, RemoteRegion,
+    Result, Selection, Time, Trigger,
 };
 
 /// When an operation was submitted, its trigger, and its deadline.
@@ -34,7 +38,7 @@ impl Peer {
     ///
     /// # Errors
     /// Before submission: `OutOfBounds`, `RemoteAccess`, `Revoked`, `PeerDied`, `InvalidRequest` (an empty range),
-    /// `Busy`.
+    /// `Unreachable` (no rails in common, or a path that the [`PathPolicy`] does not allow), `Busy`.
     pub fn write(&self, src: &Region, range: Range<usize>, dst: &RemoteRegion, offset: usize) -> Result<Op> {
         self.write_as(src, range, dst, offset, &WriteOptions::DEFAULT)
     }
@@ -106,6 +110,11 @@ impl Peer {
     /// If many pages follow the page before them in both regions, such neighbours share work requests, up to the
     /// transport's chunk. [`Outcome::merged`](crate::Outcome::merged) counts them. With
     /// [`ImmMode::PerWr`] each page is a request, with its imm.
+    ///
+    /// # Errors
+    /// Before submission: `InvalidRequest` (lists of different lengths, no pages, pages without bytes), `OutOfBounds`,
+    /// `RemoteAccess`, `Revoked`, `PeerDied`, `Unreachable` (no rails in common, or a path that the [`PathPolicy`] does
+    /// not allow), `Unsupported`, `TooLarge` (a page that no single request can carry), `Busy`.
     pub fn write_pages(
         &self,
         src: &Region,
@@ -264,7 +273,7 @@ impl Peer {
         local_pages.check(page, local.0.len(), "local", name)?;
         remote_pages.check(page, remote.0.len, "remote", name)?;
         remote.0.check(0, page, access, name)?;
-        let link = self.link_to(local, &remote.0, options.paths, name)?;
+        let link = self.link_to(local, &remote.0, options.path_policy, name)?;
         let caps = link.capabilities_for(operations, options.imm, name)?;
         if page > caps.max_write {
             let why =
@@ -315,6 +324,104 @@ impl Peer {
         self.submit_when(link, work, options.trigger.as_ref(), options.deadline, "read")
     }
 
+    /// Writes entries of `local` to entries of `remote`: the i-th selected entry of one list goes to the i-th selected
+    /// entry of the other, and both have the same length. One operation spans any number of regions.
+    ///
+    /// ```
+    /// # use multirail_core::{LocalList, Peer, Region, RemoteList, RemoteRegion, Result, WriteOptions};
+    /// # fn hand_over(peer: &Peer, layers: &[Region], theirs: &[RemoteRegion]) -> Result<()> {
+    /// // A KV cache: one region per layer, 1,000 blocks of 64 KiB each. Made once.
+    /// let (mut local, mut remote) = (LocalList::new(), RemoteList::new());
+    /// for (mine, other) in layers.iter().zip(theirs) {
+    ///     local.push_strided(mine, 0, 64 << 10, 1000, 64 << 10)?;
+    ///     remote.push_strided(other, 0, 64 << 10, 1000, 64 << 10)?;
+    /// }
+    /// // Block 7 of the first layer goes to block 3, block 8 to block 1.
+    /// let options = WriteOptions::new().imm(1);
+    /// peer.write_list(&local, &[7, 8], &remote, &[3, 1], &options)?.detach();
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// Entries that follow each other in both regions share work requests; [`Outcome::merged`](crate::Outcome::merged)
+    /// counts them. An entry that is longer than the transport's chunk is cut, as [`Peer::write`] cuts its range. With
+    /// [`ImmMode::PerWr`](crate::ImmMode::PerWr) each entry is one request, with its imm. Entries have no order among
+    /// each other.
+    ///
+    /// Regions that lie on different rails make one operation of several parts: each part uses the rails of its
+    /// regions. An imm that comes last comes after all parts.
+    ///
+    /// # Errors
+    /// Before submission: `InvalidRequest` (no entries, selections of different lengths, an index beyond a list, a pair
+    /// of entries of different lengths), `RemoteAccess`, `Revoked`, `PeerDied`, `Unreachable`, `Unsupported`,
+    /// `TooLarge` (with an imm per request, an entry that no single request can carry; more than 2^26 entries or
+    /// requests), `Busy`.
+    pub fn write_list<'a>(
+        &self,
+        local: &LocalList,
+        local_selection: impl Into<Selection<'a>>,
+        remote: &RemoteList,
+        remote_selection: impl Into<Selection<'a>>,
+        options: &WriteOptions,
+    ) -> Result<Op> {
+        let (local, remote) = ((local, local_selection.into()), (remote, remote_selection.into()));
+        let parts = plan(self, WorkKind::Write, local, remote, options)?;
+        self.submit_parts(parts, options.trigger.as_ref(), options.deadline, "write_list")
+    }
+
+    /// Reads entries of `remote` into entries of `local`: as [`Peer::write_list`], the other way.
+    ///
+    /// # Errors
+    /// Those of [`Peer::write_list`].
+    pub fn read_list<'a>(
+        &self,
+        local: &LocalList,
+        local_selection: impl Into<Selection<'a>>,
+        remote: &RemoteList,
+        remote_selection: impl Into<Selection<'a>>,
+        options: &ReadOptions,
+    ) -> Result<Op> {
+        let (local, remote) = ((local, local_selection.into()), (remote, remote_selection.into()));
+        let options = options.as_write();
+        let parts = plan(self, WorkKind::Read, local, remote, &options)?;
+        self.submit_parts(parts, options.trigger.as_ref(), options.deadline, "read_list")
+    }
+
+    /// Prepares a [`Peer::write_list`] with these arguments, to be posted many times.
+    ///
+    /// # Errors
+    /// Those of [`Peer::write_list`] before submission.
+    pub fn prepare_write_list<'a>(
+        &self,
+        local: &LocalList,
+        local_selection: impl Into<Selection<'a>>,
+        remote: &RemoteList,
+        remote_selection: impl Into<Selection<'a>>,
+        options: &WriteOptions,
+    ) -> Result<PreparedTransfer> {
+        let (local, remote) = ((local, local_selection.into()), (remote, remote_selection.into()));
+        let parts = plan(self, WorkKind::Write, local, remote, options)?;
+        Ok(PreparedTransfer::new(self, parts, options))
+    }
+
+    /// Prepares a [`Peer::read_list`] with these arguments, to be posted many times.
+    ///
+    /// # Errors
+    /// Those of [`Peer::read_list`] before submission.
+    pub fn prepare_read_list<'a>(
+        &self,
+        local: &LocalList,
+        local_selection: impl Into<Selection<'a>>,
+        remote: &RemoteList,
+        remote_selection: impl Into<Selection<'a>>,
+        options: &ReadOptions,
+    ) -> Result<PreparedTransfer> {
+        let (local, remote) = ((local, local_selection.into()), (remote, remote_selection.into()));
+        let options = options.as_write();
+        let parts = plan(self, WorkKind::Read, local, remote, &options)?;
+        Ok(PreparedTransfer::new(self, parts, &options))
+    }
+
     /// Sends a range of `src` as one message into a receive that the peer has posted. If the peer has posted none, the
     /// operation waits for one, until its deadline.
     pub fn send(&self, src: &Region, range: Range<usize>) -> Result<Op> {
@@ -352,7 +459,7 @@ impl Peer {
     /// `PeerDied`, `Closed`, `Busy`; later those of any write.
     pub fn warm_up(&self) -> Result<Op> {
         self.0.check_alive()?;
-        self.first_link(PathPolicy::ANY, "warm_up")?;
+        self.first_link("warm_up")?;
         for remote in self.0.context.imported() {
             remote.imports.iter().flatten().for_each(|import| import.warm_up());
         }
@@ -391,7 +498,7 @@ impl Peer {
             return Err(empty(operation));
         }
         dst.0.check(offset as u64, len, Access::REMOTE_WRITE, operation)?;
-        let link = self.link_to(src, &dst.0, options.paths, operation)?;
+        let link = self.link_to(src, &dst.0, options.path_policy, operation)?;
         Ok((link, CheckedRange { local, remote: offset as u64, len }))
     }
 
@@ -410,7 +517,7 @@ impl Peer {
             return Err(empty("read"));
         }
         src.0.check(offset as u64, len, Access::REMOTE_READ, "read")?;
-        let link = self.link_to(dst, &src.0, options.paths, "read")?;
+        let link = self.link_to(dst, &src.0, options.path_policy, "read")?;
         Ok((link, CheckedRange { local, remote: offset as u64, len }))
     }
 
@@ -423,7 +530,7 @@ impl Peer {
     ) -> Result<(&Link, CheckedRange)> {
         let (local, len) = src.0.check(range, "send")?;
         self.0.check_alive()?;
-        let (link, policy) = self.first_link(options.paths, "send")?;
+        let (link, policy) = (self.first_link("send")?, self.path_policy().and(options.path_policy));
         self.same_fabric(src, "send")?;
         let caps = link.capabilities_for(Operations::SEND, options.imm, "send")?;
         if policy != PathPolicy::ANY {
@@ -489,31 +596,19 @@ impl Peer {
         Ok(())
     }
 
-    /// The link that messages and imms without bytes take: the first that is up, of those whose path is allowed if there
-    /// are any. Returns also the policy that applies.
-    pub(crate) fn first_link(
-        &self,
-        paths: PathPolicy,
-        operation: &'static str,
-    ) -> Result<(&Link, PathPolicy)> {
-        let policy = self.0.context.path_policy().and(paths);
-        let mut up = self.0.links.iter().filter(|link| link.is_up());
-        let first = up.next();
-        let first =
-            first.ok_or_else(|| Error::new(ErrorKind::Unreachable, operation, "no transport is up"))?;
-        let is_allowed = |link: &&Link| link.capabilities().is_some_and(|caps| policy.allows(caps.path));
-        if policy == PathPolicy::ANY || is_allowed(&first) {
-            return Ok((first, policy));
-        }
-        Ok((up.find(is_allowed).unwrap_or(first), policy))
+    /// The link that messages and imms without bytes take: the first that is up. A receiver of single messages posts its
+    /// receives there too.
+    pub(crate) fn first_link(&self, operation: &'static str) -> Result<&Link> {
+        let first = self.0.links.iter().find(|link| link.is_up());
+        first.ok_or_else(|| Error::new(ErrorKind::Unreachable, operation, "no transport is up"))
     }
 
     /// Checks an imm without bytes. Returns the link.
     pub(crate) fn check_imm(&self, imm: u32, operation: &'static str) -> Result<&Link> {
         self.0.check_alive()?;
-        let (link, policy) = self.first_link(PathPolicy::ANY, operation)?;
+        let link = self.first_link(operation)?;
         let caps = link.capabilities_for(Operations::WRITE_IMM, Some(imm), operation)?;
-        policy.check(caps.path, &link.label, operation)?;
+        self.path_policy().check(caps.path, &link.label, operation)?;
         Ok(link)
     }
 
@@ -694,19 +789,6 @@ fn per_wr_chunk(caps: &Capabilities, operation: &'static str) -> Result<u64> {
         return Err(Error::new(ErrorKind::Unsupported, operation, why));
     }
     Ok(PER_WR_UNIT)
-}
-
-impl ReadOptions {
-    /// The same options for the code that reads and writes share.
-    pub(crate) fn as_write(&self) -> WriteOptions {
-        WriteOptions {
-            deadline: self.deadline,
-            locality: self.locality,
-            trigger: self.trigger.clone(),
-            paths: self.paths,
-            ..WriteOptions::DEFAULT
-        }
-    }
 }
 
 /// Whether bytes of a local region are staged over a transport.

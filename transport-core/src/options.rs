@@ -33,7 +33,7 @@ pub struct WriteOptions {
     /// The trigger that the operation waits for before it begins: [`WriteOptions::when`].
     pub trigger: Option<Trigger>,
     /// The paths that the bytes may take, of those that the fabric and the peer allow.
-    pub paths: PathPolicy,
+    pub path_policy: PathPolicy,
 }
 
 impl WriteOptions {
@@ -43,7 +43,7 @@ impl WriteOptions {
         deadline: None,
         locality: Locality::Auto,
         trigger: None,
-        paths: PathPolicy::ANY,
+        path_policy: PathPolicy::ANY,
     };
 
     /// No imm, the default deadline.
@@ -76,8 +76,8 @@ impl WriteOptions {
     }
 
     /// Refuses the operation if its bytes would take a path that `policy` does not allow.
-    pub fn paths(mut self, policy: PathPolicy) -> Self {
-        self.paths = policy;
+    pub fn path_policy(mut self, policy: PathPolicy) -> Self {
+        self.path_policy = policy;
         self
     }
 
@@ -121,7 +121,7 @@ pub struct ReadOptions {
     /// The trigger that the operation waits for before it begins: [`ReadOptions::when`].
     pub trigger: Option<Trigger>,
     /// The paths that the bytes may take, of those that the fabric and the peer allow.
-    pub paths: PathPolicy,
+    pub path_policy: PathPolicy,
 }
 
 impl ReadOptions {
@@ -142,9 +142,9 @@ impl ReadOptions {
         self
     }
 
-    /// As [`WriteOptions::paths`].
-    pub fn paths(mut self, policy: PathPolicy) -> Self {
-        self.paths = policy;
+    /// As [`WriteOptions::path_policy`].
+    pub fn path_policy(mut self, policy: PathPolicy) -> Self {
+        self.path_policy = policy;
         self
     }
 
@@ -152,6 +152,17 @@ impl ReadOptions {
     pub fn when(mut self, signal: Arc<dyn Signal>, value: u32) -> Self {
         self.trigger = Some(Trigger::new(signal, value));
         self
+    }
+
+    /// The same options for the code that reads and writes share.
+    pub(crate) fn as_write(&self) -> WriteOptions {
+        WriteOptions {
+            deadline: self.deadline,
+            locality: self.locality,
+            trigger: self.trigger.clone(),
+            path_policy: self.path_policy,
+            ..WriteOptions::DEFAULT
+        }
     }
 }
 
@@ -164,7 +175,7 @@ pub struct SendOptions {
     /// Time until the operation fails; `None` takes the fabric's default.
     pub deadline: Option<Duration>,
     /// The paths that the bytes may take, of those that the fabric and the peer allow.
-    pub paths: PathPolicy,
+    pub path_policy: PathPolicy,
 }
 
 impl SendOptions {
@@ -173,9 +184,9 @@ impl SendOptions {
         Self::default()
     }
 
-    /// As [`WriteOptions::paths`].
-    pub fn paths(mut self, policy: PathPolicy) -> Self {
-        self.paths = policy;
+    /// As [`WriteOptions::path_policy`].
+    pub fn path_policy(mut self, policy: PathPolicy) -> Self {
+        self.path_policy = policy;
         self
     }
 

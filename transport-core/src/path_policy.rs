@@ -1,7 +1,5 @@
 //! Which paths bytes may take.
 
-use std::sync::atomic::{AtomicU32, Ordering};
-
 use crate::spi::Paths;
 use crate::{Error, ErrorKind, Result};
 
@@ -15,7 +13,7 @@ use crate::{Error, ErrorKind, Result};
 /// // Only network cards move bytes.
 /// let fabric = FabricBuilder::new().path_policy(PathPolicy::only(Paths::RDMA));
 /// // Or any path without intermediate buffers, for one write.
-/// let options = WriteOptions::new().paths(PathPolicy::without(Paths::STAGED));
+/// let options = WriteOptions::new().path_policy(PathPolicy::without(Paths::STAGED));
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PathPolicy {
@@ -60,7 +58,8 @@ impl PathPolicy {
         let (allowed, missing) = (self.allowed, paths.difference(self.allowed));
         let why = format!(
             "bytes would go by {paths} over transport {transport}, and the path policy allows {allowed} alone; \
-             allow {missing} too, or give both sides a transport that reaches the memory by {allowed}"
+             allow {missing} too, or give both sides a transport that reaches the memory by {allowed}, and import \
+             the region again"
         );
         Err(Error::new(ErrorKind::Unreachable, operation, why))
     }
@@ -69,23 +68,5 @@ impl PathPolicy {
 impl Default for PathPolicy {
     fn default() -> Self {
         Self::ANY
-    }
-}
-
-/// A policy that any thread may read and change.
-pub(crate) struct AtomicPathPolicy(AtomicU32);
-
-impl AtomicPathPolicy {
-    pub fn new(policy: PathPolicy) -> Self {
-        Self(AtomicU32::new(policy.allowed.bits()))
-    }
-
-    #[inline]
-    pub fn load(&self) -> PathPolicy {
-        PathPolicy { allowed: Paths::from_bits_retain(self.0.load(Ordering::Relaxed)) }
-    }
-
-    pub fn store(&self, policy: PathPolicy) {
-        self.0.store(policy.allowed.bits(), Ordering::Relaxed);
     }
 }

@@ -67,14 +67,15 @@ impl Peer {
         self.0.is_alive()
     }
 
-    /// The paths that bytes to and from this peer may take: what the fabric allows, and what was set by
+    /// The paths that this side's operations with the peer may take: what the fabric allows, and what was set by
     /// [`Peer::set_path_policy`].
     pub fn path_policy(&self) -> PathPolicy {
         self.0.context.path_policy()
     }
 
-    /// Sets which paths bytes to and from this peer may take, of those that the fabric allows. It applies to operations
-    /// that are submitted from now on, by any handle of the peer, and to posts of prepared transfers.
+    /// Sets which paths this side's operations with the peer may take, of those that the fabric allows. It applies to
+    /// operations that are submitted from now on, by any handle of the peer, and to posts of prepared transfers. Regions
+    /// stay with the transport that they were imported over: import them again for another.
     pub fn set_path_policy(&self, policy: PathPolicy) {
         self.0.context.set_path_policy(policy);
     }

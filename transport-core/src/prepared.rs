@@ -12,7 +12,7 @@ use crate::{Error, ErrorKind, Op, PathPolicy, Peer, Result, Signal, Trigger, Wri
 ///
 /// Lists, bounds, access rights and capabilities were checked when it was prepared. A post checks only what may have
 /// changed since: that the peer is alive, and that no region was revoked. A post allocates nothing, unless several rail
-/// groups share the transfer. Several posts of one prepared transfer may be under way at once.
+/// groups share the transfer or it has several parts. Several posts of one prepared transfer may be under way at once.
 ///
 /// A prepared transfer keeps the regions alive, but not the peer's connection.
 pub struct PreparedTransfer {
@@ -23,7 +23,7 @@ pub struct PreparedTransfer {
     deadline: Option<Duration>,
 }
 
-/// A part of a transfer: what the rails of one transport carry that reach all its regions.
+/// A part of a transfer: the regions that lie on the same rails of one transport.
 #[derive(Clone)]
 pub(crate) struct Part {
     pub transport: TransportIndex,
@@ -40,7 +40,8 @@ impl PreparedTransfer {
     /// Submits the transfer.
     ///
     /// # Errors
-    /// `PeerDied`, `Revoked` (any region), `Closed`; `Busy` if `max_operations` are under way.
+    /// `PeerDied`, `Revoked` (any region), `Closed`, `Unreachable` (the [`PathPolicy`] has changed);
+    /// `Busy` if `max_operations` are under way.
     pub fn post(&self) -> Result<Op> {
         self.submit(None, self.trigger.as_ref())
     }

@@ -116,7 +116,9 @@ impl<'a> Client<'a> {
         }
         if let Some(measured) = measured {
             let rails = Rails::of(self.fabric).since(&before).used_by(&explained);
-            let path = explained.into_iter().next().and_then(|part| part.path);
+            let mut paths: Vec<_> = explained.into_iter().filter_map(|part| part.path).collect();
+            paths.dedup();
+            let path = Some(paths.join("; ")).filter(|path| !path.is_empty());
             let verified = verify && !is_cut_short;
             let row = BenchRow::new(&self.backend, load, &measured, verified, path, rails);
             report.add(row.cut_short(is_cut_short), is_cut_short)?;

@@ -66,7 +66,8 @@ impl<'a> LoadRunner<'a> {
             lists.1.push_strided(remote, 0, size, pages.len() as u32, size)?;
         }
         let paths = asked.path.map_or(PathPolicy::ANY, PathPolicy::only);
-        let (mut write, mut read) = (WriteOptions::new().paths(paths), ReadOptions::new().paths(paths));
+        let (mut write, mut read) =
+            (WriteOptions::new().path_policy(paths), ReadOptions::new().path_policy(paths));
         if asked.cold {
             write = write.cold();
             read.locality = multirail::Locality::Cold;
@@ -87,7 +88,7 @@ impl<'a> LoadRunner<'a> {
             layout,
             write,
             read,
-            send: SendOptions::new().paths(paths),
+            send: SendOptions::new().path_policy(paths),
             compare: false,
             per_pass: load.operations(),
             spins: load.is_on_gpu(),

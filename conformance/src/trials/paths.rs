@@ -44,7 +44,7 @@ impl Fixture {
     fn operations(&self, paths: PathPolicy) -> TestResult<Vec<(&'static str, Result<Op, Error>)>> {
         let (peer, near, far) = (&self.pair.to_b, &self.src.region, self.dst.import(&self.pair.to_b)?);
         let (pages, write, read) =
-            (Pages::new([0]), WriteOptions::new().paths(paths), ReadOptions::new().paths(paths));
+            (Pages::new([0]), WriteOptions::new().path_policy(paths), ReadOptions::new().path_policy(paths));
         let (mut mine, mut theirs) = (LocalList::new(), RemoteList::new());
         mine.push(near, 0, 64)?;
         theirs.push(&far, 0, 64)?;
@@ -78,7 +78,7 @@ fn of_an_operation(context: &TrialContext) -> TestResult {
     let fixture = Fixture::new(context)?;
     let (peer, near, far) =
         (&fixture.pair.to_b, &fixture.src.region, fixture.dst.import(&fixture.pair.to_b)?);
-    let write = |paths| peer.write_with(near, 0..64, &far, 0, &WriteOptions::new().paths(paths));
+    let write = |paths| peer.write_with(near, 0..64, &far, 0, &WriteOptions::new().path_policy(paths));
     let taken = paths_of(write);
     ensure(!taken.is_empty(), "no path is taken")?;
     fixture.all_done(PathPolicy::ANY)?;
@@ -89,11 +89,11 @@ fn of_an_operation(context: &TrialContext) -> TestResult {
     fixture.all_refused(PathPolicy::only(Paths::empty()), taken)?;
     // Messages take the transport's path.
     fixture.pair.b.recv(&fixture.dst.region, 0..64)?.detach();
-    let send = |paths| peer.send_with(near, 0..64, &SendOptions::new().paths(paths));
+    let send = |paths| peer.send_with(near, 0..64, &SendOptions::new().path_policy(paths));
     ensure_err("a message", send(PathPolicy::only(Paths::empty())), &[ErrorKind::Unreachable])?;
     fixture.pair.sim.done(send(PathPolicy::ANY)?)?;
     // The explanation is refused as the operation is.
-    let options = WriteOptions::new().paths(PathPolicy::without(taken));
+    let options = WriteOptions::new().path_policy(PathPolicy::without(taken));
     let explained = peer.explain_write(near, 0..64, &far, 0, &options);
     ensure_err("an explanation", explained, &[ErrorKind::Unreachable]).map(drop)
 }
@@ -103,7 +103,8 @@ fn of_a_peer(context: &TrialContext) -> TestResult {
     let fixture = Fixture::new(context)?;
     let (peer, near, far) =
         (&fixture.pair.to_b, &fixture.src.region, fixture.dst.import(&fixture.pair.to_b)?);
-    let taken = paths_of(|paths| peer.write_with(near, 0..64, &far, 0, &WriteOptions::new().paths(paths)));
+    let taken =
+        paths_of(|paths| peer.write_with(near, 0..64, &far, 0, &WriteOptions::new().path_policy(paths)));
     let pages = Pages::new([0, 2]);
     let prepared = peer.prepare_write_pages(near, &pages, &far, &pages, 64, &WriteOptions::new())?;
     fixture.pair.sim.done(prepared.post()?)?;
@@ -127,7 +128,8 @@ fn of_a_peer(context: &TrialContext) -> TestResult {
 fn of_a_fabric(context: &TrialContext) -> TestResult {
     let fixture = Fixture::new(context)?;
     let (near, far) = (&fixture.src.region, fixture.dst.import(&fixture.pair.to_b)?);
-    let write = |paths| fixture.pair.to_b.write_with(near, 0..64, &far, 0, &WriteOptions::new().paths(paths));
+    let write =
+        |paths| fixture.pair.to_b.write_with(near, 0..64, &far, 0, &WriteOptions::new().path_policy(paths));
     let taken = paths_of(write);
     fixture.pair.sim.settle()?;
     let policy = PathPolicy::without(taken);

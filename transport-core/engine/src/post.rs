@@ -358,9 +358,10 @@ impl Engine {
                 this.queue.pop();
                 continue;
             };
-            let share = active.rails[rail];
+            let mut share = active.rails[rail];
             let NextRun { most, piece_bytes, segment } = active.next_run(&share);
-            let cost = this.window.cost(piece_bytes);
+            share.segment = segment;
+            let mut cost = this.window.cost(piece_bytes);
             let fit_window = this.window.room(cost_in_flight, oldest, cost);
             if fit_window == 0 && share.left() > 0 {
                 this.window.on_blocked();
@@ -371,6 +372,15 @@ impl Engine {
                 false => (max_bytes - copied).div_ceil(piece_bytes.max(1)).min(fit_window),
             };
             let mut count = most.min(room).min(u32::try_from(fit_batch).unwrap_or(u32::MAX));
+            if count < most
+                && let Some(list) = active.work.shape.list()
+            {
+                // The first pieces may be longer than the mean of all.
+                let mean = |count: u32| list.bytes_of(share.next..share.next + count).div_ceil(count.into());
+                let fit = this.window.room(cost_in_flight, oldest, this.window.cost(mean(count)));
+                count = count.min(u32::try_from(fit).unwrap_or(u32::MAX)).max(1);
+                cost = this.window.cost(mean(count));
+            }
             if active.takes_credit
                 && count > 0
                 && let Some(link) = &mut self.links[active.link as usize]

@@ -6,8 +6,8 @@ use std::str::FromStr;
 use crate::{Error, ErrorKind};
 
 bitflags::bitflags! {
-    /// How bytes get from one side's memory to the other's. A set of more than one path means that bytes take each of
-    /// them in turn, as staged bytes do, or, in a policy, that each is allowed.
+    /// How bytes get from one side's memory to the other's. As the path of bytes, a set means that bytes take each of its
+    /// paths in turn, as staged bytes do. In a policy, a set means that each path is allowed.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
     pub struct Paths: u32 {
         /// Network cards write and read the memory: EFA, RoCE, InfiniBand.
@@ -42,7 +42,7 @@ impl fmt::Display for Paths {
     }
 }
 
-/// Names with commas between them, as `Display` writes them.
+/// At least one name, with commas between the names.
 impl FromStr for Paths {
     type Err = Error;
 

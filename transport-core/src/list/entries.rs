@@ -62,7 +62,7 @@ impl Entries {
             Error::new(ErrorKind::TooLarge, operation, why)
         })?;
         if let Some(last) = self.runs.last_mut() {
-            // One entry goes on at any distance; several go on at their own.
+            // A last run of one entry takes the distance to the next entry as its stride. A longer run keeps its stride.
             let own = if count > 1 { Some(stride) } else { None };
             let stride = match last.end - last.start {
                 1 => own.or_else(|| first.offset.checked_sub(last.first.offset)),
@@ -80,7 +80,7 @@ impl Entries {
     /// The entry with this index, which is below [`Entries::len`].
     #[inline]
     pub fn get(&self, index: u32) -> Entry {
-        // Where the entry is if every run has as many entries as the first: so it is in a KV cache of equal layers.
+        // The guess is right if all runs have as many entries as the first, as in a KV cache of equal layers.
         let guess = self.runs.get((index / self.runs[0].end) as usize);
         match guess.filter(|run| run.start <= index && index < run.end) {
             Some(run) => run.entry(index),

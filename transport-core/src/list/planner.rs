@@ -17,7 +17,7 @@ use crate::{Access, Error, ErrorKind, ImmMode, Peer, Region, RemoteRegion, Resul
 const MAX_REQUESTS: u64 = 1 << 26;
 
 /// Plans a transfer between the selected entries of two lists. Returns one part for each set of rails.
-pub(super) fn plan(
+pub(crate) fn plan(
     peer: &Peer,
     kind: WorkKind,
     (local, local_selection): (&LocalList, Selection<'_>),
@@ -47,8 +47,9 @@ fn check_requests(requests: u64, operation: &'static str) -> Result<()> {
     if requests <= MAX_REQUESTS {
         return Ok(());
     }
-    let why =
-        format!("the transfer takes {requests} requests, at most {MAX_REQUESTS}: use several transfers");
+    let why = format!(
+        "the transfer takes {requests} entries or requests, at most {MAX_REQUESTS}: use several transfers"
+    );
     Err(Error::new(ErrorKind::TooLarge, operation, why))
 }
 
@@ -173,7 +174,7 @@ impl Planner<'_> {
         let access = if self.kind == WorkKind::Read { Access::REMOTE_READ } else { Access::REMOTE_WRITE };
         local.0.check_usable(self.name)?;
         remote.0.check(0, 0, access, self.name)?;
-        self.peer.link_to(local, &remote.0, self.options.paths, self.name)?;
+        self.peer.link_to(local, &remote.0, self.options.path_policy, self.name)?;
         let transport = remote.0.transport;
         let registered = local.0.regions[transport].iter().zip(&remote.0.imports);
         let rails = registered.map(|(local, remote)| local.is_some() && remote.is_some()).collect();
@@ -186,7 +187,7 @@ impl Planner<'_> {
         let link = self.peer.0.first_link_of(reach.transport);
         let caps = link.capabilities_for(operation, self.options.imm, self.name)?;
         let count = pairs.iter().map(|pair| paired.of(*pair).len()).sum();
-        let rule = self.rule(caps, paired)?;
+        let rule = self.rule(caps, pairs, paired)?;
         let mut list = ListPlan::with_capacity(count, false);
         for pair in pairs {
             let (local, remote) = paired.pairs[*pair];
@@ -205,17 +206,19 @@ impl Planner<'_> {
     }
 
     /// How the entries become pieces.
-    fn rule(&self, caps: &Capabilities, paired: &PairedEntries) -> Result<PieceRule> {
-        let longest = paired.longest;
+    fn rule(&self, caps: &Capabilities, pairs: &[usize], paired: &PairedEntries) -> Result<PieceRule> {
+        let lengths = pairs.iter().flat_map(|pair| paired.of(*pair)).map(|(_, _, len)| *len);
         if self.options.imm.is_none() || self.options.imm_mode == ImmMode::Last {
             let chunk = caps.chunk.min(caps.max_write).max(1);
-            if longest > chunk {
-                let requests = paired.entries.iter().map(|(_, _, len)| len.div_ceil(chunk));
+            if paired.longest > chunk {
+                let requests = lengths.map(|len| len.div_ceil(chunk));
                 check_requests(requests.fold(0, u64::saturating_add), self.name)?;
             }
             return Ok(PieceRule::Merge { chunk });
         }
-        if longest > caps.max_write {
+        if paired.longest > caps.max_write
+            && let Some(longest) = lengths.max().filter(|longest| *longest > caps.max_write)
+        {
             let why = format!(
                 "an entry has {longest} bytes; with an imm per request this transport moves at most {} at once",
                 caps.max_write

@@ -13,7 +13,6 @@ use crate::engine::memory::RemoteInner;
 use crate::engine::peer::{PeerEvents, PeerIdentity, PeerProbe};
 use crate::engine::waker_set::WakerSet;
 use crate::fabric::FabricInner;
-use crate::path_policy::AtomicPathPolicy;
 use crate::{Clock, Error, PathPolicy};
 
 /// The state of a peer that the engines do not know.
@@ -27,9 +26,9 @@ pub(crate) struct PeerContext {
     pub default_deadline: Duration,
     /// The fabric's policy, and the peer's: what both allow.
     fabric_policy: PathPolicy,
-    path_policy: AtomicPathPolicy,
-    /// `fabric_id` while any path is allowed, else 0, which no fabric has. So one comparison checks a region's fabric, and
-    /// that no policy needs a look.
+    path_policy: Mutex<PathPolicy>,
+    /// `fabric_id` while any path is allowed, else 0. No fabric has the id 0. So one comparison checks the region's fabric
+    /// and finds out whether a policy applies.
     unrestricted_fabric_id: AtomicU64,
     tenant: Arc<str>,
     pub identity: Identity,
@@ -71,7 +70,7 @@ impl PeerContext {
             clock: Arc::clone(fabric.clock()),
             default_deadline: fabric.default_deadline(),
             fabric_policy: fabric.path_policy(),
-            path_policy: AtomicPathPolicy::new(fabric.path_policy()),
+            path_policy: Mutex::new(fabric.path_policy()),
             unrestricted_fabric_id: AtomicU64::new(unrestricted(fabric.id(), fabric.path_policy())),
             tenant: Arc::clone(fabric.tenant_name()),
             identity,
@@ -87,7 +86,12 @@ impl PeerContext {
 
     /// The paths that the fabric and the peer allow.
     pub fn path_policy(&self) -> PathPolicy {
-        self.path_policy.load()
+        *self.locked_path_policy()
+    }
+
+    fn locked_path_policy(&self) -> MutexGuard<'_, PathPolicy> {
+        // No holder panics half way through a change, so a poisoned lock holds good data.
+        self.path_policy.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The fabric's id if any path is allowed, else 0.
@@ -98,8 +102,10 @@ impl PeerContext {
 
     /// Sets the peer's own policy.
     pub fn set_path_policy(&self, policy: PathPolicy) {
+        let mut locked = self.locked_path_policy();
         let policy = self.fabric_policy.and(policy);
-        self.path_policy.store(policy);
+        *locked = policy;
+        // Under the lock, so that both always say the same.
         self.unrestricted_fabric_id.store(unrestricted(self.fabric_id, policy), Ordering::Relaxed);
     }
 
@@ -219,7 +225,7 @@ impl PeerContext {
             clock: Arc::new(crate::SystemClock::default()),
             default_deadline: Duration::ZERO,
             fabric_policy: PathPolicy::ANY,
-            path_policy: AtomicPathPolicy::new(PathPolicy::ANY),
+            path_policy: Mutex::new(PathPolicy::ANY),
             unrestricted_fabric_id: AtomicU64::new(0),
             tenant: "".into(),
             identity: Identity { incarnation: 1, host: String::new() },

@@ -1,4 +1,4 @@
-//! Transfers of long lists over many regions by loopback, between two processes: our side of `benches/lists/compare.py`.
+//! Transfers of long lists over many regions by loopback, between two processes: the multirail side of `benches/lists/compare.py`.
 //!
 //! `lists initiator` starts a target and serves the commands `write` and `read`, one a line of its input. It answers
 //! each with a line of JSON: the times of transfers of the whole list. It ends with its input.

@@ -31,7 +31,7 @@ pub struct Outcome {
     /// The number of work requests. 0 for receives, and for operations that ran in the calling thread.
     pub work_requests: u32,
     /// Entries of a list, or pages, that shared a work request with the entry before them: they followed it in the
-    /// local and in the remote region.
+    /// local and in the remote region. A joint operation counts at most `u32::MAX`, as for `work_requests`.
     pub merged: u32,
     /// The sender of the message (receives only).
     pub peer: Option<PeerId>,

@@ -75,7 +75,7 @@ pub(crate) struct ActiveRail {
     pub range: RailRange,
     /// The next piece to post.
     pub next: u32,
-    /// The segment that the last run was of, if the operation is a list.
+    /// The segment of the run that is posted, or of the last one, if the operation is a list.
     pub segment: u32,
     /// Whether the operation is in the rail's queue.
     pub queued: bool,

@@ -173,16 +173,15 @@ impl ListPlan {
     }
 
     /// Appends the requests of pieces of one segment to a batch, as `template` is, with the addresses and the keys of the
-    /// segment on rail `rail` of the transport. `near` as in [`ListPlan::segment_of`]. Returns their bytes.
+    /// segment on rail `rail` of the transport. Returns their bytes.
     pub fn expand(
         &self,
         pieces: Range<u32>,
-        near: u32,
+        segment: u32,
         rail: usize,
         template: WorkRequest,
         batch: &mut Batch,
     ) -> u64 {
-        let segment = self.segment_of(pieces.start, near);
         let request = self.segments[segment as usize].address(template, rail);
         batch.push_run(request, |into| {
             into.extend(self.pieces(pieces.clone()).map(|(local, remote, len)| Piece {
