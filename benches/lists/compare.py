@@ -125,7 +125,7 @@ def run(command):
 
 
 def versions(python, directory, binary):
-    """What is measured, on what."""
+    """The versions of the programs, and the machine."""
     packages = {}
     for where in directory.glob("lib/python*/site-packages"):
         packages |= {found.name: found.version for found in importlib.metadata.distributions(path=[str(where)])}
@@ -241,7 +241,7 @@ def compare(given):
 
 
 def main():
-    # So that `finally` is run.
+    # Python runs `finally` then.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("compare.py: terminated"))
     try:
         compare(arguments())
