@@ -55,6 +55,8 @@ pub(crate) struct Options<'a> {
     pub token: Option<Token>,
     pub grant_policy: Option<Arc<dyn GrantPolicy>>,
     pub path_policy: PathPolicy,
+    /// The memory for notifications, if the fabric is opened with them.
+    pub notifications: Option<usize>,
     /// True if each read of the clock moves the clock: for waits during which nothing else moves it.
     pub ticking: bool,
 }
@@ -74,7 +76,7 @@ impl Default for Options<'_> {
         let (max_operations, deadline) = (1024, Duration::from_secs(3600));
         let (labels, token, grant_policy, ticking) = (&[LABEL][..], None, None, false);
         let (rails, variant, group_per_rail) = (None, None, false);
-        let path_policy = PathPolicy::ANY;
+        let (path_policy, notifications) = (PathPolicy::ANY, None);
         Self {
             labels,
             rails,
@@ -85,6 +87,7 @@ impl Default for Options<'_> {
             token,
             grant_policy,
             path_policy,
+            notifications,
             ticking,
         }
     }
@@ -114,6 +117,9 @@ pub(crate) fn builder(context: &TrialContext, options: &Options<'_>) -> TestResu
     if options.group_per_rail {
         // A device that no listed group names makes its own group.
         builder = builder.rail_groups(RailGroups::Listed(Vec::new()));
+    }
+    if let Some(memory) = options.notifications {
+        builder = builder.notifications(memory);
     }
     if let Some(token) = &options.token {
         builder = builder.token(token.clone());

@@ -11,7 +11,7 @@ use serde::Serialize;
 use crate::copy::{self, CopyStrategy};
 use crate::engine::peer::{CheckedRange, Link, PairedRail};
 use crate::engine::plan::split;
-use crate::engine::{ImmCountdown, Work};
+use crate::engine::{SharedState, Work};
 use crate::observe::OperationKind;
 use crate::operations::{cut_read, cut_write, message};
 use crate::peer::PeerInner;
@@ -223,7 +223,7 @@ impl PreparedTransfer {
                 // The imm comes after all parts. The first part's explanation counts its request.
                 let is_first = number == 0;
                 work.imm = work.imm.filter(|_| is_first);
-                work.imm_countdown = work.imm.map(|_| Arc::new(ImmCountdown::new(parts.len() as u32)));
+                work.shared = work.imm.map(|_| Arc::new(SharedState::new(parts.len() as u32, None)));
             }
             explain_pages(peer, peer.first_link_of(part.transport), &work)
         };
@@ -265,7 +265,8 @@ fn closed(link: &Link, max: Option<u64>, len: u64) -> String {
 
 fn explain(peer: &PeerInner, link: &Link, work: &Work, queued: Option<String>) -> Result<Explanation> {
     let taken = link.engine.transport;
-    let transports = peer.first_links().map(|other| TransportChoice {
+    let data_links = peer.first_links().filter(|link| !link.engine.for_notifications);
+    let transports = data_links.map(|other| TransportChoice {
         transport: other.label.clone(),
         taken: other.engine.transport == taken,
         why: match &other.refused {

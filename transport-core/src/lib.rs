@@ -13,6 +13,8 @@
 //!   [`Explanation`] says what an operation would do. [`Op`] is the future of an operation. The target uses
 //!   [`ImmCounter`] and [`RecvPool`]. [`wait`] blocks on any future if there is no executor. A GPU waits for a
 //!   [`Signal`] ([`ImmCounter::mirror`]), or writes one to begin an operation ([`WriteOptions::when`]).
+//! - [`Notifications`]: bytes that tell a peer of the end of a transfer ([`WriteOptions::notify`]), or of anything else
+//!   ([`Peer::notify`]).
 //! - [`Bootstrap`], [`Listener`]: how peers find each other; TCP is built in. With a [`Token`] only authenticated peers
 //!   connect. [`Fabric::tenant`] separates groups of peers.
 //! - [`GrantPolicy`]: how much each peer may send.
@@ -57,6 +59,7 @@ mod group;
 mod imm;
 mod list;
 mod no_transport;
+mod notifications;
 pub mod observe;
 mod operations;
 mod options;
@@ -96,6 +99,7 @@ use multirail_control as control;
 use multirail_engine as engine;
 pub use multirail_spi as spi;
 pub use no_transport::{NoCommonTransport, OfferedTransport};
+pub use notifications::{NextNotification, Notification, Notifications};
 pub use observe::{Dump, Recording};
 pub use options::{ReadOptions, SendOptions, WriteOptions, imm_count};
 #[cfg(target_os = "linux")]

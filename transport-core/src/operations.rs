@@ -12,8 +12,9 @@ use crate::engine::memory::{RegionInner, RemoteInner};
 use crate::engine::op::OpId;
 use crate::engine::peer::{CheckedRange, Link};
 use crate::engine::plan::{ListPlan, PieceRule, Shape};
-use crate::engine::{ImmCountdown, Submission, Work};
+use crate::engine::{AtEnd, SharedState, Submission, Work};
 use crate::list::plan;
+use crate::notifications::Outgoing;
 use crate::options::{PER_WR_UNIT, ReadOptions, SendOptions, WriteOptions};
 use crate::pages::Pages;
 use crate::prepared::{Part, PreparedTransfer};
@@ -66,6 +67,9 @@ impl Peer {
         options: &WriteOptions,
     ) -> Result<Op> {
         let (link, span) = self.check_write(src, range, dst, offset, options, "write")?;
+        if options.notification.is_some() {
+            return self.write_and_notify(link, src, dst, span, options);
+        }
         if options.trigger.is_none()
             && let Some(op) =
                 link.try_direct(&src.0, &dst.0, span, WorkKind::Write, options.imm, options.locality)
@@ -94,6 +98,26 @@ impl Peer {
         let shape = cut_write(link, span, options, "write")?;
         let work = options.work(shape, src, dst);
         self.submit_inlined(link, work, options.trigger.as_ref(), options.deadline, "write")
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn write_and_notify(
+        &self,
+        link: &Link,
+        src: &Region,
+        dst: &RemoteRegion,
+        span: CheckedRange,
+        options: &WriteOptions,
+    ) -> Result<Op> {
+        let shape = cut_write(link, span, options, "write")?;
+        let part = Part { transport: dst.0.transport, work: options.work(shape, src, dst) };
+        let direct = || {
+            let (imm, locality) = (options.imm, options.locality);
+            let direct = link.try_direct(&src.0, &dst.0, span, WorkKind::Write, imm, locality);
+            direct.or_else(|| link.try_direct_device_memory(&src.0, &dst.0, span, WorkKind::Write, imm))
+        };
+        self.submit_and_notify(vec![part], direct, options, "write")
     }
 
     /// Delivers immediate data without bytes.
@@ -137,6 +161,10 @@ impl Peer {
         options: &WriteOptions,
     ) -> Result<Op> {
         let (link, work) = self.plan_write_pages(src, from.into(), dst, to.into(), page, options)?;
+        if options.notification.is_some() {
+            let parts = vec![Part { transport: dst.0.transport, work }];
+            return self.submit_and_notify(parts, || None, options, "write_pages");
+        }
         self.submit_when(link, work, options.trigger.as_ref(), options.deadline, "write_pages")
     }
 
@@ -211,6 +239,10 @@ impl Peer {
         options: &ReadOptions,
     ) -> Result<Op> {
         let (link, work) = self.plan_read_pages(dst, to.into(), src, from.into(), page, options)?;
+        if options.notification.is_some() {
+            let parts = vec![Part { transport: src.0.transport, work }];
+            return self.submit_and_notify(parts, || None, &options.as_write(), "read_pages");
+        }
         self.submit_when(link, work, options.trigger.as_ref(), options.deadline, "read_pages")
     }
 
@@ -312,6 +344,17 @@ impl Peer {
         options: &ReadOptions,
     ) -> Result<Op> {
         let (link, span) = self.check_read(dst, range, src, offset, options)?;
+        if options.notification.is_some() {
+            let options = options.as_write();
+            let work = Work { kind: WorkKind::Read, ..options.work(cut_read(link, span)?, dst, src) };
+            let parts = vec![Part { transport: src.0.transport, work }];
+            let direct = || {
+                let locality = options.locality;
+                let direct = link.try_direct(&dst.0, &src.0, span, WorkKind::Read, None, locality);
+                direct.or_else(|| link.try_direct_device_memory(&dst.0, &src.0, span, WorkKind::Read, None))
+            };
+            return self.submit_and_notify(parts, direct, &options, "read");
+        }
         if options.trigger.is_none() {
             if let Some(op) = link.try_direct(&dst.0, &src.0, span, WorkKind::Read, None, options.locality) {
                 return Ok(op);
@@ -366,7 +409,10 @@ impl Peer {
     ) -> Result<Op> {
         let (local, remote) = ((local, local_selection.into()), (remote, remote_selection.into()));
         let parts = plan(self, WorkKind::Write, local, remote, options)?;
-        self.submit_parts(parts, options.trigger.as_ref(), options.deadline, "write_list")
+        if options.notification.is_some() {
+            return self.submit_and_notify(parts, || None, options, "write_list");
+        }
+        self.submit_parts(parts, options.trigger.as_ref(), options.deadline, "write_list", None)
     }
 
     /// Reads entries of `remote` into entries of `local`: as [`Peer::write_list`], the other way.
@@ -384,7 +430,10 @@ impl Peer {
         let (local, remote) = ((local, local_selection.into()), (remote, remote_selection.into()));
         let options = options.as_write();
         let parts = plan(self, WorkKind::Read, local, remote, &options)?;
-        self.submit_parts(parts, options.trigger.as_ref(), options.deadline, "read_list")
+        if options.notification.is_some() {
+            return self.submit_and_notify(parts, || None, &options, "read_list");
+        }
+        self.submit_parts(parts, options.trigger.as_ref(), options.deadline, "read_list", None)
     }
 
     /// Prepares a [`Peer::write_list`] with these arguments, to be posted many times.
@@ -438,6 +487,22 @@ impl Peer {
             return Ok(op);
         }
         self.submit(link, message(src, span, options.imm), options.deadline, "send")
+    }
+
+    /// Delivers bytes to the peer, who takes them from [`Fabric::notifications`](crate::Fabric::notifications): up to
+    /// 1 MiB, after all notifications to this peer that were sent before. Both fabrics have to be opened with
+    /// [`FabricBuilder::notifications`](crate::FabricBuilder::notifications). To be told of the end of a transfer, use
+    /// [`WriteOptions::notify`].
+    ///
+    /// The operation resolves when the bytes are in the peer's memory. If the peer takes no notifications, it waits, for
+    /// the fabric's default deadline at most.
+    ///
+    /// # Errors
+    /// Before submission: `Unsupported` (one of the fabrics was opened without notifications), `TooLarge`, `PeerDied`,
+    /// `Unreachable` (a path that the [`PathPolicy`] does not allow), `Busy` (so many notifications are under way that
+    /// this side's memory for them is used up: await some).
+    pub fn notify(&self, bytes: &[u8]) -> Result<Op> {
+        Outgoing::prepare(self, bytes, PathPolicy::ANY, "notify")?.send(None)
     }
 
     /// Touches every rail to this peer, so that the first operation later costs no more than the ones after it. A
@@ -599,6 +664,7 @@ impl Peer {
     /// The link that messages and imms without bytes take: the first that is up. A receiver of single messages posts its
     /// receives there too.
     pub(crate) fn first_link(&self, operation: &'static str) -> Result<&Link> {
+        // A link for notifications is up only if the transport is up that it belongs to, which comes before it.
         let first = self.0.links.iter().find(|link| link.is_up());
         first.ok_or_else(|| Error::new(ErrorKind::Unreachable, operation, "no transport is up"))
     }
@@ -654,13 +720,42 @@ impl Peer {
         Ok(self.submit_with(slots, work, times, operation))
     }
 
+    /// Submits the parts of an operation as one, and the notification of `options`, which begins once all parts have
+    /// succeeded. `direct` may run all of it at once, if there is no trigger.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn submit_and_notify(
+        &self,
+        parts: Vec<Part>,
+        direct: impl FnOnce() -> Option<Op>,
+        options: &WriteOptions,
+        operation: &'static str,
+    ) -> Result<Op> {
+        let bytes = options.notification.as_deref().unwrap_or_default();
+        let outgoing = Outgoing::prepare(self, bytes, options.path_policy, operation)?;
+        if options.trigger.is_none()
+            && let Some(mut op) = direct()
+        {
+            return match op.try_result() {
+                Some(Ok(outcome)) => outgoing.send_after(Op::ready(Ok(outcome)), options.deadline),
+                result => Ok(result.map_or(op, Op::ready)),
+            };
+        }
+        let (sends, at_end) = outgoing.hold(options.deadline);
+        let op =
+            self.submit_parts(parts, options.trigger.as_ref(), options.deadline, operation, Some(at_end))?;
+        Ok(Op::and_then_quietly(op, sends))
+    }
+
     /// Submits the parts of an operation as one. All parts have the same imm; one that comes last comes after all parts.
+    /// Calls `at_end` when all of them are over.
     pub(crate) fn submit_parts(
         &self,
         parts: impl IntoIterator<Item = Part>,
         trigger: Option<&Trigger>,
         deadline: Option<Duration>,
         operation: &'static str,
+        at_end: Option<AtEnd>,
     ) -> Result<Op> {
         let times = self.times(trigger, deadline);
         let mut shares = Vec::new();
@@ -675,10 +770,10 @@ impl Peer {
             }
         }
         let imm_comes_last = |(_, work): &(_, Work)| work.imm.is_some() && work.imm_mode == ImmMode::Last;
-        let imm_countdown = (shares.len() > 1 && shares.first().is_some_and(imm_comes_last))
-            .then(|| Arc::new(ImmCountdown::new(shares.len() as u32)));
+        let is_shared = at_end.is_some() || shares.len() > 1 && shares.first().is_some_and(imm_comes_last);
+        let shared = is_shared.then(|| Arc::new(SharedState::new(shares.len() as u32, at_end)));
         let ops = shares.into_iter().map(|(slot, work)| {
-            let work = Work { imm_countdown: imm_countdown.clone(), ..work };
+            let work = Work { shared: shared.clone(), ..work };
             self.submit_share(slot, work, times.clone(), operation)
         });
         Ok(Op::all(ops.collect()))
@@ -704,9 +799,9 @@ impl Peer {
     ) -> Op {
         match slots {
             OpSlots::One(slot) => self.submit_to(slot, work, times, operation),
-            OpSlots::Many(parts, imm_countdown) => {
+            OpSlots::Many(parts, countdown) => {
                 let parts = parts.into_iter().map(|(slot, pieces)| {
-                    let work = Work { pieces, imm_countdown: imm_countdown.clone(), ..work.clone() };
+                    let work = Work { pieces, shared: countdown.clone(), ..work.clone() };
                     self.submit_share(slot, work, times.clone(), operation)
                 });
                 Op::all(parts.collect())
@@ -716,7 +811,13 @@ impl Peer {
 
     /// Submits one of several shares of an operation.
     #[inline(never)]
-    fn submit_share(&self, slot: OpSlot<'_>, work: Work, times: Times, operation: &'static str) -> Op {
+    pub(crate) fn submit_share(
+        &self,
+        slot: OpSlot<'_>,
+        work: Work,
+        times: Times,
+        operation: &'static str,
+    ) -> Op {
         self.submit_to(slot, work, times, operation)
     }
 

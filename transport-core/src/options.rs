@@ -34,6 +34,8 @@ pub struct WriteOptions {
     pub trigger: Option<Trigger>,
     /// The paths that the bytes may take, of those that the fabric and the peer allow.
     pub path_policy: PathPolicy,
+    /// Bytes for the target's [`Fabric::notifications`](crate::Fabric::notifications): [`WriteOptions::notify`].
+    pub notification: Option<Arc<[u8]>>,
 }
 
 impl WriteOptions {
@@ -44,6 +46,7 @@ impl WriteOptions {
         locality: Locality::Auto,
         trigger: None,
         path_policy: PathPolicy::ANY,
+        notification: None,
     };
 
     /// No imm, the default deadline.
@@ -97,6 +100,16 @@ impl WriteOptions {
         self
     }
 
+    /// Delivers `bytes` to the target after all bytes of the operation are visible there: see
+    /// [`Peer::notify`](crate::Peer::notify), which also tells the errors. If the operation fails, nothing is delivered.
+    ///
+    /// The operation resolves once the notification is delivered too, and its outcome does not count it. Its deadline
+    /// covers both.
+    pub fn notify(mut self, bytes: impl Into<Arc<[u8]>>) -> Self {
+        self.notification = Some(bytes.into());
+        self
+    }
+
     pub(crate) fn work(&self, shape: Shape, local: &Region, remote: &RemoteRegion) -> Work {
         Work {
             local: Some(Arc::clone(&local.0)),
@@ -122,6 +135,8 @@ pub struct ReadOptions {
     pub trigger: Option<Trigger>,
     /// The paths that the bytes may take, of those that the fabric and the peer allow.
     pub path_policy: PathPolicy,
+    /// Bytes for the target's [`Fabric::notifications`](crate::Fabric::notifications): [`ReadOptions::notify`].
+    pub notification: Option<Arc<[u8]>>,
 }
 
 impl ReadOptions {
@@ -154,6 +169,13 @@ impl ReadOptions {
         self
     }
 
+    /// Delivers `bytes` to the target after all bytes of the operation have been read, so that the target may use their
+    /// memory for something else: see [`WriteOptions::notify`].
+    pub fn notify(mut self, bytes: impl Into<Arc<[u8]>>) -> Self {
+        self.notification = Some(bytes.into());
+        self
+    }
+
     /// The same options for the code that reads and writes share.
     pub(crate) fn as_write(&self) -> WriteOptions {
         WriteOptions {
@@ -161,6 +183,7 @@ impl ReadOptions {
             locality: self.locality,
             trigger: self.trigger.clone(),
             path_policy: self.path_policy,
+            notification: self.notification.clone(),
             ..WriteOptions::DEFAULT
         }
     }

@@ -2,11 +2,10 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
 
 use crate::engine::Work;
 use crate::engine::index::TransportIndex;
-use crate::{Error, ErrorKind, Op, PathPolicy, Peer, Result, Signal, Trigger, WriteOptions};
+use crate::{Error, ErrorKind, Op, PathPolicy, Peer, Result, Signal, WriteOptions};
 
 /// A transfer of pages or of a list that is ready to be posted many times, as in a loop over a KV cache.
 ///
@@ -19,8 +18,7 @@ pub struct PreparedTransfer {
     peer: Peer,
     /// At least one.
     parts: Vec<Part>,
-    trigger: Option<Trigger>,
-    deadline: Option<Duration>,
+    options: WriteOptions,
 }
 
 /// A part of a transfer: the regions that lie on the same rails of one transport.
@@ -33,8 +31,7 @@ pub(crate) struct Part {
 impl PreparedTransfer {
     /// A transfer of at least one part.
     pub(crate) fn new(peer: &Peer, parts: Vec<Part>, options: &WriteOptions) -> Self {
-        let (trigger, deadline) = (options.trigger.clone(), options.deadline);
-        Self { peer: peer.clone(), parts, trigger, deadline }
+        Self { peer: peer.clone(), parts, options: options.clone() }
     }
 
     /// Submits the transfer.
@@ -43,7 +40,16 @@ impl PreparedTransfer {
     /// `PeerDied`, `Revoked` (any region), `Closed`, `Unreachable` (the [`PathPolicy`] has changed);
     /// `Busy` if `max_operations` are under way.
     pub fn post(&self) -> Result<Op> {
-        self.submit(None, self.trigger.as_ref())
+        self.submit(None, &self.options)
+    }
+
+    /// Submits the transfer, and then delivers `bytes` to the target, instead of the notification that it was prepared
+    /// with: see [`WriteOptions::notify`].
+    ///
+    /// # Errors
+    /// Those of [`PreparedTransfer::post`] and of [`Peer::notify`].
+    pub fn post_and_notify(&self, bytes: impl Into<Arc<[u8]>>) -> Result<Op> {
+        self.submit(None, &self.options.clone().notify(bytes))
     }
 
     /// Submits the write with another imm than it was prepared with.
@@ -57,7 +63,7 @@ impl PreparedTransfer {
                        this one";
             return Err(Error::new(ErrorKind::InvalidRequest, self.name(), why));
         }
-        self.submit(Some(imm), self.trigger.as_ref())
+        self.submit(Some(imm), &self.options)
     }
 
     /// Submits the transfer to begin once `signal` has reached `value`: see [`WriteOptions::when`]. A loop of steps
@@ -66,11 +72,12 @@ impl PreparedTransfer {
     /// # Errors
     /// Those of [`PreparedTransfer::post`].
     pub fn post_when(&self, signal: Arc<dyn Signal>, value: u32) -> Result<Op> {
-        self.submit(None, Some(&Trigger::new(signal, value)))
+        self.submit(None, &self.options.clone().when(signal, value))
     }
 
-    /// Submits the transfer, with another imm if there is one.
-    fn submit(&self, imm: Option<u32>, trigger: Option<&Trigger>) -> Result<Op> {
+    /// Submits the transfer, with another imm if there is one. Of the options only trigger, deadline and notification
+    /// matter: the rest is planned.
+    fn submit(&self, imm: Option<u32>, options: &WriteOptions) -> Result<Op> {
         self.check()?;
         let (peer, name) = (&self.peer, self.name());
         let with_imm = |part: &Part| {
@@ -78,11 +85,16 @@ impl PreparedTransfer {
             part.work.imm = imm.or(part.work.imm);
             part
         };
+        if options.notification.is_some() {
+            let parts = self.parts.iter().map(with_imm).collect();
+            return peer.submit_and_notify(parts, || None, options, name);
+        }
+        let (trigger, deadline) = (options.trigger.as_ref(), options.deadline);
         if let [part] = &self.parts[..] {
             let Part { transport, work } = with_imm(part);
-            return peer.submit_when(peer.0.first_link_of(transport), work, trigger, self.deadline, name);
+            return peer.submit_when(peer.0.first_link_of(transport), work, trigger, deadline, name);
         }
-        peer.submit_parts(self.parts.iter().map(with_imm), trigger, self.deadline, name)
+        peer.submit_parts(self.parts.iter().map(with_imm), trigger, deadline, name, None)
     }
 
     /// Bytes of one post.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::engine::op::OpId;
 use crate::engine::peer::Link;
 use crate::engine::plan::RailRange;
-use crate::engine::{ImmCountdown, Work};
+use crate::engine::{SharedState, Work};
 use crate::peer::PeerInner;
 use crate::{Error, ErrorKind, ImmMode, Result};
 
@@ -89,7 +89,7 @@ fn capacity(link: &Link, work: &Work) -> u64 {
 pub(crate) enum OpSlots<'a> {
     One(OpSlot<'a>),
     /// Several slots, each with its pieces, and the countdown of the shares that must end before the imm.
-    Many(Vec<(OpSlot<'a>, RailRange)>, Option<Arc<ImmCountdown>>),
+    Many(Vec<(OpSlot<'a>, RailRange)>, Option<Arc<SharedState>>),
 }
 
 impl<'a> OpSlots<'a> {
@@ -106,9 +106,9 @@ impl<'a> OpSlots<'a> {
             Shares::Many(parts) => parts,
         };
         let announced = work.imm.is_some() && work.imm_mode == ImmMode::Last;
-        let imm_countdown = announced.then(|| Arc::new(ImmCountdown::new(parts.len() as u32)));
+        let countdown = announced.then(|| Arc::new(SharedState::new(parts.len() as u32, None)));
         let slots = parts.into_iter().map(|(link, pieces)| Ok((OpSlot::take(link, operation)?, pieces)));
-        Ok(Self::Many(slots.collect::<Result<_>>()?, imm_countdown))
+        Ok(Self::Many(slots.collect::<Result<_>>()?, countdown))
     }
 }
 
@@ -129,8 +129,13 @@ pub(crate) struct OpSlot<'a> {
 
 impl<'a> OpSlot<'a> {
     /// Returns `Busy` if all slots are taken.
-    fn take(link: &'a Link, operation: &'static str) -> Result<Self> {
+    pub fn take(link: &'a Link, operation: &'static str) -> Result<Self> {
         Ok(Self { link, id: link.engine.insert(operation)?, is_kept: false })
+    }
+
+    /// The operation's id.
+    pub fn id(&self) -> OpId {
+        self.id
     }
 
     /// Keeps the slot for an operation. Returns the operation's id.

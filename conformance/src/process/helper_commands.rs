@@ -2,7 +2,7 @@
 //!
 //! | command | response |
 //! |---|---|
-//! | `open`, `open-default`, `close` | |
+//! | `open`, `open-default`, `open-notifying`, `close` | |
 //! | `open-multi LABELS BYTES IMMS MESSAGES` | opens a fabric with these transports in groups, which grants these windows |
 //! | `listen` | the address |
 //! | `accept`, `connect ADDRESS` | the peer's incarnation |
@@ -14,6 +14,7 @@
 //! | `pages SRC REMOTE COUNT PAGE SEED IMM` | |
 //! | `send SRC FROM LEN IMM`, `receive DST AT LEN`, `wait-receive` | length and imm |
 //! | `sends SRC FROM LEN COUNT`, `pool COUNT SIZE`, `wait-pool COUNT SIZE` | |
+//! | `notify LEN SEED`, `take-notification LEN SEED` | |
 //! | `imms IMM COUNT`, `expect IMM COUNT`, `barrier NAME` | |
 //! | `wait-closed` | the kind of error with which the peer closed |
 //! | `resource-usage` | threads, descriptors, CPU time, resident memory |
@@ -28,9 +29,9 @@ use std::sync::Arc;
 
 use transport_core::{Grant, Listener, Op, Pages, Peer, PeerGroup, RecvPool, SendOptions, WriteOptions};
 
-use super::{LIMIT, ResourceUsage, default_fabric, multi_transport_fabric, worker_fabric};
+use super::{LIMIT, ResourceUsage, default_fabric, multi_transport_fabric, notifying_fabric, worker_fabric};
 use crate::backend_under_test::{BackendUnderTest, Variant};
-use crate::check::{TestResult, TrialFailure, ensure_eq, within};
+use crate::check::{TestResult, TrialFailure, ensure, ensure_eq, within};
 use crate::checked_region::{CheckedRegion, FULL_ACCESS, content};
 use crate::trial::{TrialContext, TrialFabric};
 
@@ -119,6 +120,7 @@ impl Helper {
         let command: String = words.next()?;
         match command.as_str() {
             "open" => self.fabric = Some(worker_fabric(&self.context)?),
+            "open-notifying" => self.fabric = Some(notifying_fabric(&self.context)?),
             "open-default" => self.fabric = Some(default_fabric(&self.context)?),
             "open-multi" => {
                 let labels: String = words.next()?;
@@ -146,6 +148,19 @@ impl Helper {
             "wait-closed" => {
                 let error = within(LIMIT, "the close of the peer", self.peer()?.closed())?;
                 return Ok(format!("{:?}", error.kind()));
+            }
+            "notify" => {
+                let (len, seed): (usize, u64) = (words.next()?, words.next()?);
+                self.peer()?.notify(&notification(len, seed))?.wait(LIMIT)?;
+            }
+            "take-notification" => {
+                let (len, seed): (usize, u64) = (words.next()?, words.next()?);
+                let taken = self.fabric()?.notifications()?.next().wait(LIMIT)?;
+                let (peer, want) = (self.peer()?.id(), notification(len, seed));
+                ensure(
+                    taken.peer == peer && taken.bytes == want,
+                    format!("got {} bytes", taken.bytes.len()),
+                )?;
             }
             "resource-usage" => {
                 return Ok(ResourceUsage::of_this_process().map_err(TrialFailure::from)?.to_string());
@@ -307,6 +322,12 @@ impl Helper {
     fn remote(&self, name: &str) -> Result<transport_core::RemoteRegion, CommandError> {
         Ok(within(LIMIT, "a lookup", self.peer()?.region(name))??)
     }
+}
+
+/// The bytes of a notification. Both sides compute them from the seed.
+pub(crate) fn notification(len: usize, seed: u64) -> Vec<u8> {
+    let mut random = fastrand::Rng::with_seed(seed);
+    std::iter::repeat_with(|| random.u8(..)).take(len).collect()
 }
 
 /// The source and destination pages of a paged write. Both sides compute them from the seed.

@@ -17,7 +17,7 @@ use transport_core::{Fabric, FabricBuilder, Grant, GrantPolicy, GrantRequest, To
 
 pub(crate) use connected_pair::{ConnectedPair, drop_kept_pair};
 pub use helper_commands::is_helper;
-pub(crate) use helper_commands::{permutation, run_if_helper};
+pub(crate) use helper_commands::{notification, permutation, run_if_helper};
 pub(crate) use helper_process::HelperProcess;
 pub(crate) use helper_process::ResourceUsage;
 pub(crate) use proxy::Proxy;
@@ -35,6 +35,8 @@ const PEER_TIMEOUT: Duration = Duration::from_millis(600);
 pub(crate) const LIMIT: Duration = limit::HANG;
 /// The deadline of operations, and the peer timeout: so long that it passes in no trial.
 const DEADLINE: Duration = Duration::from_secs(600);
+/// The least memory for notifications that a fabric takes.
+pub(crate) const NOTIFICATION_MEMORY: usize = 4 << 20;
 
 /// A fabric with workers, in real time, whose peer timeout never passes: the close of a peer is an event,
 /// even on a busy machine.
@@ -81,6 +83,14 @@ impl GrantPolicy for Fixed {
     fn grant(&self, _: &GrantRequest<'_>) -> Grant {
         self.0
     }
+}
+
+/// Like [`worker_fabric`], with notifications.
+#[track_caller]
+pub(crate) fn notifying_fabric(context: &TrialContext) -> TestResult<TrialFabric> {
+    let options = Options { notifications: Some(NOTIFICATION_MEMORY), ..Options::default() };
+    let builder = workers_of(context, options)?.heartbeat(HEARTBEAT).peer_timeout(DEADLINE);
+    Ok(on_own_side(context, builder.open()?))
 }
 
 /// Like [`default_fabric`], for peers with this token only.

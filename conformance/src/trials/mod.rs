@@ -20,6 +20,7 @@ mod imm;
 mod lists;
 mod message;
 mod mirror;
+mod notifications;
 mod order;
 mod pages;
 mod paths;
@@ -53,6 +54,7 @@ pub fn trials() -> impl Iterator<Item = &'static Trial> {
         imm::TRIALS,
         lists::TRIALS,
         mirror::TRIALS,
+        notifications::TRIALS,
         trigger::TRIALS,
         scatter::TRIALS,
         barrier::TRIALS,

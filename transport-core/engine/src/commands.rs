@@ -33,8 +33,10 @@ pub enum Control {
     Cancel(OpId),
     /// The user submitted a receive. It completes through the op table.
     Receive { id: OpId, region: Arc<RegionInner>, offset: u64, len: u64 },
-    /// A buffer of a receive pool is free, and is to be posted.
-    PoolReceive { pool: Arc<PoolPart>, buffer: u32 },
+    /// An operation that was submitted with [`Trigger::held`] is to start.
+    Start(OpId),
+    /// A buffer of a receive pool is free, and is to be posted. `freed_from`: the sender of the message that was in it.
+    PoolReceive { pool: Arc<PoolPart>, buffer: u32, freed_from: Option<PeerId> },
     /// A receive pool was dropped: the engine cancels its receives.
     PoolClosed { pool: Arc<PoolPart> },
     /// A region is to be revoked: the engine ends the operations that use it here, revokes its keys, and waits until no

@@ -162,7 +162,10 @@ impl Engine {
                 let peer = sender.map_or(0, peer_number);
                 self.record(TraceEvent::Message { rail: self.rail_number(rail), peer, bytes: len });
                 let state = self.links[link as usize].as_mut();
-                if state.is_some_and(|state| state.count_arrival(ArrivalKind::Message)) {
+                // Otherwise the message counts when its buffer is free again.
+                if !self.handle.for_notifications
+                    && state.is_some_and(|state| state.count_arrival(ArrivalKind::Message))
+                {
                     self.renew_grant(link);
                 }
                 // Last, because wakers run the user's code.
@@ -371,20 +374,27 @@ impl Engine {
         if !active.is_over() {
             return;
         }
-        if active.stage != Stage::Imm && active.error.is_none() && active.work.imm_comes_last() {
+        let imm_comes_last = active.work.imm_comes_last();
+        if active.stage != Stage::Imm
+            && active.error.is_none()
+            && (imm_comes_last || self.needs_flushes && active.work.is_announced())
+        {
             if active.stage == Stage::Data && self.needs_flushes && self.begin_flush(op) {
                 return;
             }
             let active = self.active[op as usize].as_ref();
-            let countdown = active.and_then(|active| active.work.imm_countdown.as_ref());
-            if countdown.is_none_or(|countdown| countdown.count_down()) {
+            let shared = active.and_then(|active| active.work.shared.as_ref());
+            if imm_comes_last && shared.is_none_or(|shared| shared.count_down()) {
                 self.begin_imm(op);
                 return;
             }
         }
         let Some(active) = &mut self.active[op as usize] else { return };
         let result = match active.error.take() {
-            Some(error) => Err(error),
+            Some(error) => {
+                active.work.note_failed();
+                Err(error)
+            }
             None => Ok(Outcome {
                 bytes: active.work.bytes(),
                 work_requests: active.work_requests,

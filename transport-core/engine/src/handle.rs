@@ -58,6 +58,10 @@ pub struct EngineHandle {
     pub stall_monitor: Arc<StallMonitor>,
     /// What the transport's peers may send us. All engines of the transport share it.
     pub receiver_credits: Arc<ReceiverCredits>,
+    /// Whether the engine carries notifications, and no requests of the user. Then a message counts for the sender's grant
+    /// only once its buffer is free again, not when it arrives. So the grants of all peers never exceed the receives
+    /// that are posted.
+    pub for_notifications: bool,
     /// Whether the worker sleeps. A thread that adds a command then wakes it.
     pub parked: AtomicBool,
     pub wakeup: WakeupHandle,
@@ -86,6 +90,7 @@ pub struct HandleSetup {
     pub records: usize,
     pub stall_monitor: Arc<StallMonitor>,
     pub receiver_credits: Arc<ReceiverCredits>,
+    pub for_notifications: bool,
 }
 
 #[derive(Default)]
@@ -108,6 +113,7 @@ impl EngineHandle {
             flight_recorder: FlightRecorder::new(setup.records),
             stall_monitor: setup.stall_monitor,
             receiver_credits: setup.receiver_credits,
+            for_notifications: setup.for_notifications,
             submissions: ArrayQueue::new(table.capacity()),
             table,
             controls: SegQueue::new(),
@@ -200,6 +206,7 @@ impl EngineHandle {
                 submission.peer.links[self.group].backlog.remove(submission.work.backlog_weight());
             }
             let id = submission.id;
+            submission.work.note_failed();
             drop(submission);
             self.table.finish(id, Err(closed()));
         }
@@ -214,6 +221,7 @@ impl EngineHandle {
                 | Control::Revoke { id: None, .. }
                 | Control::Unlink { .. }
                 | Control::Cancel(_)
+                | Control::Start(_)
                 | Control::ProbeEnded { .. }
                 | Control::Timer { .. }
                 | Control::GrantReceived { .. }

@@ -17,7 +17,7 @@ use crate::memory::revoked;
 use crate::op::OpId;
 use crate::plan::{RailRange, Shape, split};
 use crate::spi::{PostResult, Status, WorkKind};
-use crate::{Error, ErrorKind};
+use crate::{Error, ErrorKind, Trigger};
 
 /// What [`Engine::post_at_once`] posted. The engine still has to record it.
 struct PostedAtOnce {
@@ -59,6 +59,7 @@ impl Engine {
             None => self.split_over_rails(work, &mut rails),
         };
         let waits_for_trigger = submission.trigger.is_some();
+        let is_polled = submission.trigger.as_ref().is_some_and(Trigger::is_polled);
         // Posted before the engine records the operation: the latency does not include the bookkeeping.
         let posted = match only_rail {
             Some(rail) if may_post_at_once && !takes_credit && !waits_for_trigger => {
@@ -100,7 +101,9 @@ impl Engine {
             Some(PostedAtOnce { rail, bytes, result }) => {
                 self.posted_at_once += self.record_posted(rail, bytes, result, 0);
             }
-            None if waits_for_trigger => self.waiting_for_trigger.push(id),
+            None if is_polled => self.waiting_for_trigger.push(id),
+            // `Control::Start` starts it.
+            None if waits_for_trigger => {}
             None => self.queue(id.index),
         }
         self.finish_if_over(id.index);
@@ -122,9 +125,12 @@ impl Engine {
         if trigger.is_none() {
             peer.links[self.handle.group].backlog.remove(work.backlog_weight());
         }
+        work.note_failed();
         self.hash_event(HashedEvent::Activated, id.index.into());
         self.record_started(id, work.operation_kind(), peer_number(peer.id), work.bytes());
         self.record_ended(id, &span, Some(&error));
+        // Before the waiter learns of it, as in `finish_if_over`.
+        drop(work);
         self.handle.table.finish(id, Err(error));
     }
 
@@ -241,7 +247,7 @@ impl Engine {
         let Some(active) = &mut self.active[op as usize] else { return false };
         // The rail that will carry the imm needs no flush: it is the first used rail. If several engines share the
         // operation, each engine flushes all its used rails, because another engine may send the imm.
-        let rails_of_imm = usize::from(active.work.imm_countdown.is_none());
+        let rails_of_imm = usize::from(active.work.shared.is_none());
         active.stage = Stage::Flush;
         for rail in active.rails.iter_mut().filter(|rail| rail.is_used()).skip(rails_of_imm) {
             rail.range = RailRange { start: 0, end: 1 };
@@ -385,7 +391,9 @@ impl Engine {
                 && count > 0
                 && let Some(link) = &mut self.links[active.link as usize]
             {
-                count = active.take_credit(self.handle.group, link, count);
+                // Notifications are delivered in order, so none may take the credit that one before it waits for.
+                let is_behind = self.handle.for_notifications && !link.waiting_for_credit.is_empty();
+                count = if is_behind { 0 } else { active.take_credit(self.handle.group, link, count) };
                 if count == 0 {
                     self.wait_for_credit(rail, op);
                     continue;

@@ -11,7 +11,7 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use super::operation::{ActiveOp, ActiveRail, Drains, LocalUse, Revocations};
-use super::peer::{EarlyEvents, LinkState, PeerState, UnconfirmedFailures};
+use super::peer::{ArrivalKind, EarlyEvents, LinkState, PeerState, UnconfirmedFailures};
 use super::rail::Receives;
 use super::snapshot::{RecentFailures, Snapshot};
 use super::trace::{OperationKind, TraceEvent, peer_number};
@@ -306,6 +306,7 @@ impl Engine {
         for active in self.active.iter_mut().filter_map(Option::take) {
             active.leave_backlog(self.handle.group);
             let id = active.id;
+            active.work.note_failed();
             drop(active);
             self.handle.table.finish(id, Err(error.clone()));
         }
@@ -371,6 +372,7 @@ impl Engine {
                 }
             }
             Control::Cancel(id) => self.cancel(id),
+            Control::Start(id) => self.start(id),
             Control::Receive { id, region, offset, len } => {
                 let now = self.now();
                 self.receives.add(id, now, (region, offset, len), &self.handle);
@@ -378,9 +380,12 @@ impl Engine {
             }
             // The pool was closed while the command was queued.
             Control::PoolReceive { pool, .. } if pool.is_closed() => {}
-            Control::PoolReceive { pool, buffer } => {
+            Control::PoolReceive { pool, buffer, freed_from } => {
                 self.receives.add_pooled(pool, buffer);
                 self.receives.post(&mut self.rails, &self.handle);
+                if let Some(peer) = freed_from.filter(|_| self.handle.for_notifications) {
+                    self.count_freed_buffer(peer);
+                }
             }
             Control::PoolClosed { pool } => self.receives.close_pool(&pool, &mut self.rails, &self.handle),
             Control::Revoke { id, region, deadline } => self.revoke(id, region, deadline),
@@ -444,17 +449,43 @@ impl Engine {
         if !self.handle.table.is_under_way(id) || self.receives.cancel(id, &mut self.rails, &self.handle) {
             return;
         }
-        // Controls overtake submissions. If the operation is still queued, the engine activates it first; otherwise
-        // the cancel would be lost.
-        while !self.active[id.index as usize].as_ref().is_some_and(|active| active.id == id) {
-            let Some(submission) = self.handle.submissions.pop() else { break };
-            self.activate(submission, false);
-        }
+        self.activate_queued(id);
         self.record(TraceEvent::Cancelled { op: id });
         self.cancel_active(id);
         if self.revocations.cancel(id) {
             let why = "revoke() was cancelled; the region stays revoked";
             self.end_revocation(id, Err(Error::new(ErrorKind::Cancelled, "revoke", why)));
+        }
+    }
+
+    /// Activates an operation that is still queued, and those before it: controls overtake submissions, and one that
+    /// concerns the operation would be lost.
+    fn activate_queued(&mut self, id: OpId) {
+        while !self.active[id.index as usize].as_ref().is_some_and(|active| active.id == id) {
+            let Some(submission) = self.handle.submissions.pop() else { break };
+            self.activate(submission, false);
+        }
+    }
+
+    /// Starts an operation that was held ([`Trigger::held`]), if it has not ended.
+    fn start(&mut self, id: OpId) {
+        if !self.handle.table.is_under_way(id) {
+            return;
+        }
+        self.activate_queued(id);
+        let is_held =
+            |active: &ActiveOp| active.id == id && active.trigger.is_some() && active.error.is_none();
+        if self.active[id.index as usize].as_ref().is_some_and(is_held) {
+            self.trigger(id.index);
+        }
+    }
+
+    /// Counts a message of a peer whose buffer is free again. Nothing to do if the peer is gone.
+    fn count_freed_buffer(&mut self, peer: PeerId) {
+        let Some(&link) = self.link_of.get(&peer) else { return };
+        let state = self.links[link as usize].as_mut();
+        if state.is_some_and(|state| state.count_arrival(ArrivalKind::Message)) {
+            self.renew_grant(link);
         }
     }
 

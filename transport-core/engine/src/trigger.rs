@@ -16,14 +16,26 @@ pub struct Trigger(Arc<Inner>);
 
 /// Allocated, so that a trigger adds only one pointer to each operation.
 struct Inner {
-    signal: Arc<dyn Signal>,
+    /// `None` if no signal starts the operation, but a command to its engine.
+    signal: Option<Arc<dyn Signal>>,
     value: u32,
 }
 
 impl Trigger {
     /// A trigger that is due once `signal` has reached `value`.
     pub fn new(signal: Arc<dyn Signal>, value: u32) -> Self {
-        Self(Arc::new(Inner { signal, value }))
+        Self(Arc::new(Inner { signal: Some(signal), value }))
+    }
+
+    /// A trigger that is never due by itself: `Control::Start` starts the operation. So nothing is polled.
+    #[doc(hidden)]
+    pub fn held() -> Self {
+        Self(Arc::new(Inner { signal: None, value: 1 }))
+    }
+
+    /// Whether the engine has to poll the trigger's signal.
+    pub(crate) fn is_polled(&self) -> bool {
+        self.0.signal.is_some()
     }
 
     /// Whether the trigger is due. Acquires: if it is due, the caller sees everything that was written before the
@@ -39,7 +51,7 @@ impl Trigger {
 
     /// The current value of the signal.
     pub fn now(&self) -> u32 {
-        self.0.signal.atomic().load(Ordering::Acquire)
+        self.0.signal.as_ref().map_or(0, |signal| signal.atomic().load(Ordering::Acquire))
     }
 }
 

@@ -3,6 +3,7 @@
 use std::sync::{Arc, Weak};
 
 use super::reservation::Reservation;
+use super::transport::COMPANION_SUFFIX;
 use super::{FabricInner, lock};
 use crate::control::{Identity, LinkReport, SessionHandle, TransportOffer};
 use crate::engine::Control;
@@ -53,8 +54,8 @@ impl PeerAdmission {
     /// `reports` are the reports of a peer that connected to this side. They are empty on the side that connected: its
     /// peer waits for this side's reports.
     pub(crate) fn complete(&mut self, theirs: &[TransportOffer], reports: &[LinkReport]) -> Vec<LinkReport> {
-        self.peer_offers =
-            theirs.iter().map(|offer| OfferedTransport::new(&offer.label, &offer.backend)).collect();
+        let data = theirs.iter().filter(|offer| !offer.label.ends_with(COMPANION_SUFFIX));
+        self.peer_offers = data.map(|offer| OfferedTransport::new(&offer.label, &offer.backend)).collect();
         self.transports.iter_mut().map(|reservation| reservation.complete(theirs, reports)).collect()
     }
 
@@ -72,6 +73,7 @@ impl PeerAdmission {
         let fabric = self.fabric.upgrade().ok_or_else(closed)?;
         fabric.check_open("connect")?;
         let mut links = Vec::new();
+        let mut refused = None;
         for (reservation, transport) in self.transports.iter_mut().zip(&fabric.transports) {
             if reservation.refused.is_none() {
                 reservation.refused = match theirs.iter().find(|report| report.label == reservation.label) {
@@ -79,14 +81,20 @@ impl PeerAdmission {
                     Some(report) => report.refused.as_ref().map(|why| format!("refused by the peer: {why}")),
                 };
             }
+            // A companion comes behind its transport, and carries nothing without it.
+            match transport.is_companion {
+                true => reservation.refused = refused.clone().or(reservation.refused.take()),
+                false => refused.clone_from(&reservation.refused),
+            }
             links.extend(transport.groups.iter().map(|group| reservation.link(transport, group)));
         }
         if links.iter().all(|link| !link.is_up()) {
             let reason = |reservation: &Reservation| {
                 format!("{}: {}", reservation.label, reservation.refused.as_deref().unwrap_or(""))
             };
-            let why: Vec<_> = self.transports.iter().map(reason).collect();
-            let ours = self.transports.iter().map(Reservation::offered).collect();
+            let data = || self.transports.iter().filter(|reservation| !reservation.is_companion);
+            let why: Vec<_> = data().map(reason).collect();
+            let ours = data().map(Reservation::offered).collect();
             let offers = NoCommonTransport::new(ours, std::mem::take(&mut self.peer_offers));
             let context = format!("no transport reaches {}; {}", identity.host, why.join("; "));
             return Err(Error::new(ErrorKind::Unreachable, "connect", context).with_source(offers));

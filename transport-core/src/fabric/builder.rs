@@ -11,13 +11,14 @@ use topology::{Address, Machine};
 use super::dump::{StallHook, report_stalls};
 use super::placement::PlacementPolicy;
 use super::tenant::Tenancy;
-use super::transport::OpenSettings;
+use super::transport::{COMPANION_SUFFIX, OpenSettings};
 use super::{Fabric, FabricInner, RailGroups, Transport, Workers};
 use crate::control::{Bootstrap, ControlSettings, HandshakeLimiter, Identity, TcpBootstrap, Token};
 use crate::engine::index::{GroupIndex, Number, TransportIndex};
 use crate::engine::memory::RetainedMemory;
 use crate::engine::op::MAX_OPERATIONS;
 use crate::engine::trace::StallMonitor;
+use crate::notifications;
 use crate::spi::{Backend, DeviceInfo, DomainSetup};
 use crate::{Clock, Dump, Error, ErrorKind, EvenShares, GrantPolicy, PathPolicy, Result, SystemClock};
 
@@ -68,6 +69,7 @@ pub struct FabricBuilder {
     pub(super) grant_policy: Arc<dyn GrantPolicy>,
     pub(super) placement: PlacementPolicy,
     pub(super) path_policy: PathPolicy,
+    pub(super) notification_memory: Option<usize>,
 }
 
 impl Default for FabricBuilder {
@@ -91,6 +93,7 @@ impl Default for FabricBuilder {
             grant_policy: Arc::new(EvenShares),
             placement: PlacementPolicy::default(),
             path_policy: PathPolicy::ANY,
+            notification_memory: None,
         }
     }
 }
@@ -149,6 +152,17 @@ impl FabricBuilder {
     /// Which paths bytes may take. An operation that would take another is refused at submission. Default: any.
     pub fn path_policy(mut self, policy: PathPolicy) -> Self {
         self.path_policy = policy;
+        self
+    }
+
+    /// Opens the fabric with notifications ([`Peer::notify`](crate::Peer::notify)), and with so many bytes of memory for
+    /// them: for those that this side sends, and once more for each transport, for those that arrive. At least 4 MiB; a
+    /// notification takes 4 KiB per 4,072 bytes, and one peer at most half of the memory. Default: no notifications.
+    ///
+    /// Each transport opens its first device once more, with an endpoint of its own, so that notifications take nothing
+    /// from the user's imms and receives. The transport's first worker thread drives it too.
+    pub fn notifications(mut self, memory: usize) -> Self {
+        self.notification_memory = Some(memory);
         self
     }
 
@@ -325,7 +339,7 @@ impl FabricBuilder {
                 worker_sleeps: !self.caller_driven,
             };
             let settings = OpenSettings {
-                transport: TransportIndex::new(position),
+                transport: TransportIndex::new(transports.len()),
                 first_group,
                 max_operations: self.max_operations,
                 caller_driven: self.caller_driven,
@@ -335,10 +349,13 @@ impl FabricBuilder {
                 placement: &self.placement,
                 grant_policy: Arc::clone(&self.grant_policy),
                 retained: &retained,
+                notification_memory: self.notification_memory,
             };
-            let transport = Transport::open(config, devices, &setup, settings)?;
-            first_group = first_group.plus(transport.groups.len());
-            transports.push(transport);
+            let (transport, companion) = Transport::open(config, devices, &setup, settings)?;
+            for transport in std::iter::once(transport).chain(companion) {
+                first_group = first_group.plus(transport.groups.len());
+                transports.push(transport);
+            }
         }
         static FABRICS: AtomicU64 = AtomicU64::new(1);
         let fabric = Arc::new(FabricInner {
@@ -358,13 +375,18 @@ impl FabricBuilder {
             published: Mutex::new(HashMap::new()),
             peers: Mutex::new(HashMap::new()),
             next_region: AtomicU64::new(1),
+            notifier: OnceLock::new(),
             // Held by the rails that may touch the memory, if there are any.
             retained: Arc::downgrade(&retained),
             closed: AtomicBool::new(false),
         });
         let (weak, on_stall) = (Arc::downgrade(&fabric), self.on_stall);
         stall_monitor.set_reporter(Box::new(move |stalls| report_stalls(&weak, on_stall.as_ref(), stalls)));
-        Ok(Fabric(fabric))
+        let fabric = Fabric(fabric);
+        if let Some(memory) = self.notification_memory {
+            fabric.open_notifier(memory)?;
+        }
+        Ok(fabric)
     }
 
     fn check(&self) -> Result<()> {
@@ -381,6 +403,20 @@ impl FabricBuilder {
                 "two transports are labelled {:?}; give each its own label",
                 labels[position]
             ));
+        }
+        if let Some(memory) = self.notification_memory {
+            if memory < notifications::MIN_MEMORY {
+                let least = notifications::MIN_MEMORY;
+                return refuse(format!("{memory} bytes for notifications; give them at least {least}"));
+            }
+            let most = 64 - COMPANION_SUFFIX.len();
+            let is_refused = |label: &&&str| label.len() > most || label.ends_with(COMPANION_SUFFIX);
+            if let Some(label) = labels.iter().find(is_refused) {
+                return refuse(format!(
+                    "transport label {label:?}; with notifications a label has at most {most} bytes, and does not end with \
+                     {COMPANION_SUFFIX:?}"
+                ));
+            }
         }
         if self.max_operations == 0 || self.max_operations > MAX_OPERATIONS {
             let asked = self.max_operations;

@@ -14,6 +14,7 @@ use crate::engine::index::{IndexVec, TransportIndex};
 use crate::engine::memory::RetainedMemory;
 use crate::engine::memory::{RegionInner, RegionOwner};
 use crate::engine::{Control, EngineHandle};
+use crate::notifications::Notifier;
 use crate::spi::Revocation;
 use crate::{Access, Clock, Error, ErrorKind, Op, PathPolicy, Peer, PeerId, Region, Result, Time};
 
@@ -37,6 +38,8 @@ pub(crate) struct FabricInner {
     pub(super) published: Mutex<HashMap<String, Region>>,
     pub(super) peers: Mutex<HashMap<PeerId, Peer>>,
     pub(super) next_region: AtomicU64,
+    /// Set if the fabric was opened with notifications.
+    pub(super) notifier: OnceLock<Notifier>,
     /// The memory of dropped regions, as long as a rail may touch it.
     pub(super) retained: Weak<RetainedMemory>,
     pub(super) closed: AtomicBool,
@@ -61,6 +64,30 @@ impl FabricInner {
 
     pub(crate) fn path_policy(&self) -> PathPolicy {
         self.path_policy
+    }
+
+    /// What notifications need, if the fabric was opened with them.
+    pub(crate) fn notifier(&self) -> Option<&Notifier> {
+        self.notifier.get()
+    }
+
+    /// The transports that the user has asked for: all but the companions.
+    pub(super) fn data_transports(&self) -> impl Iterator<Item = &Transport> {
+        self.transports.iter().filter(|transport| !transport.is_companion)
+    }
+
+    /// Whether a peer is connected.
+    pub(crate) fn has_peer(&self, peer: PeerId) -> bool {
+        lock(&self.peers).contains_key(&peer)
+    }
+
+    /// Ends the connection to a peer that has broken the protocol.
+    pub(crate) fn fail_peer(&self, peer: PeerId, error: Error) {
+        let peer = lock(&self.peers).get(&peer).cloned();
+        if let Some(peer) = peer {
+            tracing::warn!(peer = peer.id().number(), %error, "the peer breaks the protocol");
+            peer.fail(error);
+        }
     }
 
     /// The number of rails of all transports.

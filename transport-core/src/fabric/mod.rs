@@ -30,8 +30,9 @@ pub use workers::{Pinning, Workers};
 use crate::control;
 use crate::engine::memory::{RegionInner, RegionSetup};
 use crate::engine::{Control, RailCounters, StepReport};
+use crate::notifications::{NotificationInbox, Notifier, Outbox};
 use crate::pool::RecvPool;
-use crate::{Access, Error, ErrorKind, HostBuffer, Memory, Op, Peer, Region, Result, Time};
+use crate::{Access, Error, ErrorKind, HostBuffer, Memory, Notifications, Op, Peer, Region, Result, Time};
 
 /// The rails to register memory on.
 #[derive(Clone, Copy)]
@@ -42,6 +43,8 @@ enum RegisterOn {
     Everywhere,
     /// The rails of one group.
     Group(usize),
+    /// The companions' rails: for notifications.
+    Companions,
 }
 
 /// Waits for peers: [`Fabric::listen`].
@@ -134,8 +137,12 @@ impl Fabric {
         let mut regions = Vec::new();
         let machine = self.0.placement.known();
         for transport in &self.0.transports {
+            if transport.is_companion != matches!(rails, RegisterOn::Companions) {
+                regions.push(vec![None; transport.domains.len()]);
+                continue;
+            }
             let group = match rails {
-                RegisterOn::Everywhere => None,
+                RegisterOn::Everywhere | RegisterOn::Companions => None,
                 RegisterOn::Group(group) => Some(group),
                 RegisterOn::Nearest => memory.near().and_then(|gpu| transport.group_of(gpu, machine)),
             };
@@ -224,8 +231,33 @@ impl Fabric {
     pub fn recv_pool(&self, count: usize, size: usize) -> Result<RecvPool> {
         self.0.check_open("recv_pool")?;
         let engines: Vec<_> =
-            self.0.transports.iter().map(|transport| Arc::clone(transport.first_engine())).collect();
+            self.0.data_transports().map(|transport| Arc::clone(transport.first_engine())).collect();
         RecvPool::new(self, &engines, count, size)
+    }
+
+    /// The notifications that peers deliver by [`Peer::notify`] and [`WriteOptions::notify`](crate::WriteOptions::notify).
+    ///
+    /// # Errors
+    /// `Unsupported` if the fabric was opened without [`FabricBuilder::notifications`]; `Closed`.
+    pub fn notifications(&self) -> Result<Notifications> {
+        Notifications::new(self)
+    }
+
+    /// Opens what notifications need, with `memory` bytes for each direction: for all peers together, and for arrivals of
+    /// each transport.
+    fn open_notifier(&self, memory: usize) -> Result<()> {
+        let region = || {
+            let memory = Arc::new(HostBuffer::new(memory)?);
+            // SAFETY: the buffer is new, and only the region will know it.
+            unsafe { self.register_on(RegisterOn::Companions, memory, Access::LOCAL) }
+        };
+        let outbox = Arc::new(Outbox::new(region()?.0));
+        let mut arrivals = Vec::new();
+        for companion in self.0.transports.iter().filter(|transport| transport.is_companion) {
+            arrivals.push((Arc::clone(companion.first_engine()), region()?.0));
+        }
+        let _ = self.0.notifier.set(Notifier { inbox: NotificationInbox::new(arrivals), outbox });
+        Ok(())
     }
 
     /// Runs one step of every engine of a caller-driven fabric. Does nothing on other fabrics.
@@ -256,12 +288,12 @@ impl Fabric {
 
     /// The opened transports, in order of preference.
     pub fn transports(&self) -> Vec<TransportInfo> {
-        self.0.transports.iter().map(Transport::info).collect()
+        self.0.data_transports().map(Transport::info).collect()
     }
 
     /// The current counters of every rail.
     pub fn counters(&self) -> Vec<RailCounters> {
-        self.0.transports.iter().flat_map(Transport::counters).collect()
+        self.0.data_transports().flat_map(Transport::counters).collect()
     }
 
     /// Closes the fabric: peers see `Closed`, operations end, threads are joined. Every later call on this fabric

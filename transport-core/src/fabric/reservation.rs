@@ -17,6 +17,7 @@ use crate::{Error, ErrorKind, Result};
 /// The slots that are reserved for a peer on one transport.
 pub(super) struct Reservation {
     pub label: String,
+    pub is_companion: bool,
     backend: &'static str,
     domains: Vec<Arc<dyn Domain>>,
     /// Whether the peer is in this process.
@@ -49,6 +50,7 @@ impl Reservation {
         Self {
             is_local,
             label: transport.label.clone(),
+            is_companion: transport.is_companion,
             backend: transport.backend,
             domains: transport.domains.clone(),
             rates: transport.rates(),

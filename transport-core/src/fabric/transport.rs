@@ -10,16 +10,22 @@ use super::group::Group;
 use super::placement::PlacementPolicy;
 use super::{GroupLocation, TransportConfig, Workers, lock};
 use crate::engine::flow_control::ReceiverCredits;
-use crate::engine::index::{GroupIndex, TransportIndex};
+use crate::engine::index::{GroupIndex, Number, TransportIndex};
 use crate::engine::memory::RetainedMemory;
 use crate::engine::trace::StallMonitor;
 use crate::engine::worker::{Worker, WorkerSetup};
 use crate::engine::{Engine, EngineHandle, HandleSetup, Rail, RailCounters, RailCounts};
+use crate::notifications::{self, NotificationGrants};
 use crate::spi::{Capabilities, DeviceInfo, Domain, DomainSetup, MemoryRegion};
 use crate::{Access, Error, ErrorKind, GrantPolicy, Memory, Result, WakeupHandle, WakeupPipe};
 
+/// What the label of a companion ends with.
+pub(super) const COMPANION_SUFFIX: &str = "+notifications";
+
 pub(crate) struct Transport {
     pub label: String,
+    /// Whether this is the companion of the transport before it: it carries notifications, and nothing else.
+    pub is_companion: bool,
     pub backend: &'static str,
     /// The device of each rail, group after group.
     pub devices: Vec<DeviceInfo>,
@@ -52,6 +58,8 @@ pub(super) struct OpenSettings<'a> {
     pub grant_policy: Arc<dyn GrantPolicy>,
     /// The memory that regions of the fabric have released.
     pub retained: &'a Arc<RetainedMemory>,
+    /// The memory for arriving notifications, in bytes. `None` opens no companion.
+    pub notification_memory: Option<usize>,
 }
 
 /// A transport that a fabric has opened.
@@ -89,16 +97,18 @@ impl Transport {
         Ok(devices)
     }
 
+    /// Opens a transport, and its companion if `settings` ask for one.
     pub(super) fn open(
         config: &TransportConfig,
         mut devices: Vec<DeviceInfo>,
         setup: &DomainSetup,
         settings: OpenSettings<'_>,
-    ) -> Result<Self> {
+    ) -> Result<(Self, Option<Self>)> {
         let placed = settings.placement.place(&mut devices)?;
         let (ranges, locations): (Vec<_>, Vec<_>) = placed.into_iter().unzip();
         let mut transport = Self {
             label: config.label.clone(),
+            is_companion: false,
             backend: config.backend.name(),
             devices,
             locations,
@@ -115,6 +125,7 @@ impl Transport {
         let policy = Arc::clone(&settings.grant_policy);
         let receiver_credits = ReceiverCredits::new(label, capacity.unwrap_or(0), groups, policy);
         let receiver_credits = Arc::new(receiver_credits);
+        let group_count = ranges.len();
         let threads = settings.workers.threads.unwrap_or(ranges.len()).min(ranges.len());
         let wakeups = (0..threads).map(|_| WakeupPipe::new()).collect::<Result<Vec<_>>>()?;
         let mut engines = Vec::new();
@@ -129,17 +140,70 @@ impl Transport {
                 ranges.len(),
             )?);
         }
+        let (mut companion, mut companion_engine) = (None, None);
+        if let Some(memory) = settings.notification_memory {
+            let wakeup = wakeups[0].handle().try_clone()?;
+            let (opened, engine) = transport.open_companion(config, setup, &settings, memory, wakeup)?;
+            (companion, companion_engine) = (Some(opened), Some(engine));
+        }
         if settings.caller_driven {
-            for (group, engine) in transport.groups.iter_mut().zip(engines) {
+            let groups =
+                transport.groups.iter_mut().chain(companion.iter_mut().flat_map(|it| &mut it.groups));
+            for (group, engine) in groups.zip(engines.into_iter().chain(companion_engine)) {
                 let engine = Arc::new(Mutex::new(engine));
                 group.engine.drive_by_caller(&engine);
                 group.driven = Some(engine);
             }
             transport.locations.iter_mut().for_each(|location| location.core = None);
         } else {
-            transport.start_workers(engines, wakeups, settings.workers, settings.placement.known())?;
+            let mut by_worker: Vec<_> = (0..threads).map(|_| Vec::new()).collect();
+            for (number, engine) in engines.into_iter().enumerate() {
+                by_worker[worker_index(number, threads, group_count)].push(engine);
+            }
+            // Behind the engine that messages arrive at: one step of the thread ends a transfer and sends its
+            // notification.
+            by_worker[0].extend(companion_engine);
+            transport.start_workers(by_worker, wakeups, settings.workers, settings.placement.known())?;
         }
-        Ok(transport)
+        Ok((transport, companion))
+    }
+
+    /// Opens the companion of this transport: its first device once more. Returns also the companion's engine, which
+    /// nothing drives yet; `wakeup` wakes the thread that will.
+    fn open_companion(
+        &self,
+        config: &TransportConfig,
+        setup: &DomainSetup,
+        settings: &OpenSettings<'_>,
+        memory: usize,
+        wakeup: WakeupHandle,
+    ) -> Result<(Self, Engine)> {
+        // Another seed and, for backends that tell domains apart by it, another incarnation than the transport's.
+        let setup = DomainSetup { seed: !setup.seed, incarnation: !setup.incarnation, ..setup.clone() };
+        let (device, location) = (self.devices[0].clone(), self.locations[0].clone());
+        let domain = config.backend.open(&device, &setup)?;
+        let label = format!("{}{COMPANION_SUFFIX}", self.label);
+        let capacity = domain.capabilities().arrival_depth.min(notifications::buffers(memory).into());
+        let credits = ReceiverCredits::new(label.clone(), capacity, 1, Arc::new(NotificationGrants));
+        let mut companion = Self {
+            label,
+            is_companion: true,
+            backend: self.backend,
+            devices: vec![device],
+            locations: vec![location],
+            domains: vec![domain],
+            groups: Vec::new(),
+            workers: Mutex::default(),
+        };
+        let settings = OpenSettings {
+            transport: TransportIndex::new(settings.transport.position() + 1),
+            first_group: settings.first_group.plus(self.groups.len()),
+            stall_monitor: Arc::clone(&settings.stall_monitor),
+            grant_policy: Arc::clone(&settings.grant_policy),
+            ..*settings
+        };
+        let engine = companion.open_group(0..1, wakeup, &setup, &settings, &Arc::new(credits), 1)?;
+        Ok((companion, engine))
     }
 
     /// Opens the endpoints of `rails` and makes their engine.
@@ -163,6 +227,7 @@ impl Transport {
             records: settings.records,
             stall_monitor: Arc::clone(&settings.stall_monitor),
             receiver_credits: Arc::clone(receiver_credits),
+            for_notifications: self.is_companion,
             posting: settings.workers.posting,
         };
         let engine = Arc::new(EngineHandle::new(handle, wakeup));
@@ -176,15 +241,12 @@ impl Transport {
 
     fn start_workers(
         &mut self,
-        engines: Vec<Engine>,
+        by_worker: Vec<Vec<Engine>>,
         wakeups: Vec<WakeupPipe>,
         workers: &Workers,
         machine: Option<&Machine>,
     ) -> Result<()> {
-        let (threads, groups) = (wakeups.len(), engines.len());
-        let mut by_worker: Vec<_> = (0..threads).map(|_| Vec::new()).collect();
-        let dealt = engines.into_iter().enumerate();
-        dealt.for_each(|(number, engine)| by_worker[worker_index(number, threads, groups)].push(engine));
+        let (threads, groups) = (wakeups.len(), self.groups.len());
         let shared = (!workers.sharded).then(Arc::default);
         for (index, (engines, wakeup)) in by_worker.into_iter().zip(wakeups).enumerate() {
             let is_of_worker = |number: &usize| worker_index(*number, threads, groups) == index;

@@ -35,10 +35,15 @@ impl PeerGroup {
     ///
     /// # Errors
     /// Those of [`Peer::write_with`] before submission, with the number of the part; `InvalidRequest` if there are no
-    /// parts, or if a part's peer is not in the group; `Busy` if the op tables have no room for all parts.
+    /// parts, if a part's peer is not in the group, or if `options` have a notification; `Busy` if the op tables have no room for all parts.
     pub fn scatter(&self, src: &Region, parts: &[ScatterPart<'_>], options: &WriteOptions) -> Result<Op> {
         if parts.is_empty() {
             return Err(refused("scatter", "the scatter has no parts; give at least one".into()));
+        }
+        if options.notification.is_some() {
+            let why =
+                "a scatter delivers no notification: call Peer::notify of each peer once the scatter is done";
+            return Err(refused("scatter", why.into()));
         }
         let mut checked = Vec::with_capacity(parts.len());
         for (number, part) in parts.iter().enumerate() {

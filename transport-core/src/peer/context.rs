@@ -13,6 +13,7 @@ use crate::engine::memory::RemoteInner;
 use crate::engine::peer::{PeerEvents, PeerIdentity, PeerProbe};
 use crate::engine::waker_set::WakerSet;
 use crate::fabric::FabricInner;
+use crate::notifications::SendSequence;
 use crate::{Clock, Error, PathPolicy};
 
 /// The state of a peer that the engines do not know.
@@ -42,6 +43,7 @@ pub(crate) struct PeerContext {
     pub address: OnceLock<String>,
     /// When the last frame came over the control connection.
     heard: Mutex<Option<Instant>>,
+    send_sequence: Mutex<SendSequence>,
 }
 
 /// The imports from a peer, by the owner's region number.
@@ -81,7 +83,14 @@ impl PeerContext {
             in_process_peer: OnceLock::new(),
             address: OnceLock::new(),
             heard: Mutex::default(),
+            send_sequence: Mutex::default(),
         }
+    }
+
+    /// The order of this side's notifications to the peer.
+    pub fn send_sequence(&self) -> MutexGuard<'_, SendSequence> {
+        // No holder panics half way through a change, so a poisoned lock holds good data.
+        self.send_sequence.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The paths that the fabric and the peer allow.
@@ -236,6 +245,7 @@ impl PeerContext {
             in_process_peer: OnceLock::new(),
             address: OnceLock::new(),
             heard: Mutex::default(),
+            send_sequence: Mutex::default(),
         }
     }
 }

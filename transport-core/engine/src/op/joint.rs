@@ -35,8 +35,8 @@ pub(super) trait Joint: Send + Sync {
 /// of the other parts may still move.
 struct Many {
     id: Option<OpId>,
-    /// The parts without a result.
-    waiting: Vec<Op>,
+    /// The parts without a result, each with whether its outcome counts.
+    waiting: Vec<(Op, bool)>,
     /// The parts that ended with an error; their bytes may still move. Parts that succeeded are quiesced, and give
     /// their slot back at once.
     failed: Vec<Op>,
@@ -62,7 +62,19 @@ impl Op {
         {
             return only;
         }
-        let id = parts.iter().find_map(Self::id);
+        Self::joint(parts.into_iter().map(|part| (part, true)).collect())
+    }
+
+    /// An operation that resolves to the outcome of `first` once `others` have resolved too, or to the error that
+    /// arrived first.
+    #[doc(hidden)]
+    pub fn and_then_quietly(first: Self, others: impl IntoIterator<Item = Self>) -> Self {
+        let others = others.into_iter().map(|part| (part, false));
+        Self::joint(std::iter::once((first, true)).chain(others).collect())
+    }
+
+    fn joint(parts: Vec<(Self, bool)>) -> Self {
+        let id = parts.iter().find_map(|(part, _)| part.id());
         let mut many = Many { id, waiting: parts, failed: Vec::new(), sum: Sum::default() };
         many.collect_results(Self::try_result);
         if many.waiting.is_empty() && many.failed.is_empty() {
@@ -76,12 +88,14 @@ impl Many {
     /// Takes the results of the parts for which `result_of` returns one.
     fn collect_results(&mut self, mut result_of: impl FnMut(&mut Op) -> Option<Result<Outcome>>) {
         let Self { waiting, failed, sum, .. } = self;
-        waiting.retain_mut(|part| {
+        waiting.retain_mut(|(part, counts)| {
             let Some(result) = result_of(part) else { return true };
             if result.is_err() && !matches!(part.0, State::Taken) {
                 failed.push(Op(std::mem::replace(&mut part.0, State::Taken)));
             }
-            sum.add(result);
+            if *counts || result.is_err() {
+                sum.add(result);
+            }
             false
         });
     }
@@ -93,7 +107,7 @@ impl Joint for Many {
     }
 
     fn detach(&mut self) {
-        self.waiting.drain(..).for_each(Op::detach);
+        self.waiting.drain(..).for_each(|(part, _)| part.detach());
     }
 
     fn try_result(&mut self) -> Option<Result<Outcome>> {
@@ -113,12 +127,12 @@ impl Joint for Many {
     }
 
     fn has_news(&self) -> bool {
-        self.waiting.is_empty() || self.waiting.iter().any(Op::has_news)
+        self.waiting.is_empty() || self.waiting.iter().any(|(part, _)| part.has_news())
     }
 
     fn engines(&self) -> Vec<Arc<EngineHandle>> {
         let mut engines = Vec::new();
-        for part in &self.waiting {
+        for (part, _) in &self.waiting {
             match &part.0 {
                 State::Waiting(Waiting::One(pending)) => engines.push(Arc::clone(&pending.engine)),
                 State::Waiting(Waiting::Many(many)) => engines.append(&mut many.engines()),
@@ -131,7 +145,7 @@ impl Joint for Many {
     }
 
     fn cancel(self: Box<Self>, early: Option<Result<Outcome>>) -> Cancel {
-        let waiting = self.waiting.into_iter().map(|part| (part.cancel(), true));
+        let waiting = self.waiting.into_iter().map(|(part, counts)| (part.cancel(), counts));
         let failed = self.failed.into_iter().map(|part| (part.cancel(), false));
         Cancel::joint(early, waiting.chain(failed).collect(), self.sum)
     }

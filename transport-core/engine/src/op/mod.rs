@@ -39,6 +39,14 @@ pub struct Outcome {
     pub imm: Option<u32>,
 }
 
+impl Outcome {
+    /// The outcome of an operation that has moved so many bytes, without work requests.
+    #[doc(hidden)]
+    pub fn of_bytes(bytes: u64) -> Self {
+        Self { bytes, ..Self::default() }
+    }
+}
+
 /// A submitted operation. It runs even if nobody polls it.
 ///
 /// Dropping it requests a cancel and returns at once. The library keeps the operation's memory until the hardware has

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use super::ActiveRail;
 use crate::flow_control::{CreditCounter, SendCredit, Weight};
@@ -31,8 +31,9 @@ pub struct Work {
     pub shape: Shape,
     /// The pieces of the shape that this engine carries. The engines of other rail groups carry the others.
     pub pieces: RailRange,
-    /// Set if several engines share the operation and one of them sends an imm after all bytes.
-    pub imm_countdown: Option<Arc<ImmCountdown>>,
+    /// What the shares of the operation have in common. Set if several engines share an operation and one of them sends
+    /// an imm after all bytes, or if something is to be called when the operation is over.
+    pub shared: Option<Arc<SharedState>>,
     /// `None` for an imm without bytes and for a warm-up. For a list: that of its first segment. The others are in the
     /// shape.
     pub local: Option<Arc<RegionInner>>,
@@ -53,7 +54,7 @@ impl Work {
             kind,
             pieces: RailRange::all_of(&shape),
             shape,
-            imm_countdown: None,
+            shared: None,
             local: None,
             remote: None,
             imm: None,
@@ -136,7 +137,7 @@ impl Work {
     /// The imm that every piece carries (`PerWr`), or that the only piece carries.
     #[inline]
     pub fn imm_of_pieces(&self) -> Option<u32> {
-        let is_one_piece = self.shape.piece_count() == 1 && self.imm_countdown.is_none();
+        let is_one_piece = self.shape.piece_count() == 1 && self.shared.is_none();
         match self.imm_mode {
             ImmMode::Last if !is_one_piece => None,
             _ => self.imm,
@@ -146,6 +147,20 @@ impl Work {
     /// Whether a request of its own delivers the imm after all bytes are delivered.
     pub fn imm_comes_last(&self) -> bool {
         self.imm.is_some() && self.imm_of_pieces().is_none()
+    }
+
+    /// Whether all bytes must be visible at the target before the operation is over, also those that other devices
+    /// deliver: something else announces them.
+    #[inline]
+    pub fn is_announced(&self) -> bool {
+        self.kind == WorkKind::Write && self.shared.as_ref().is_some_and(|shared| shared.at_end.is_some())
+    }
+
+    /// Notes that the operation has failed, or never began. Only then [`SharedState`] calls its function with false.
+    pub fn note_failed(&self) {
+        if let Some(shared) = &self.shared {
+            shared.failed.store(true, Ordering::Release);
+        }
     }
 
     /// The bytes of this engine's pieces.
@@ -234,18 +249,40 @@ impl Work {
     }
 }
 
-/// Counts the engines that share an operation and have not delivered their bytes yet. The last one sends the imm that
-/// announces the bytes of all. If an engine fails, it never counts down, and no engine sends the imm.
-pub struct ImmCountdown(AtomicU32);
+/// What the shares of one operation have in common.
+///
+/// It counts the engines that have not delivered their bytes yet: the last one sends the imm that announces the bytes of
+/// all. If an engine fails, it never counts down, and no engine sends the imm. Once every engine has finished with its
+/// share, so that no byte can move any more, it calls a function.
+pub struct SharedState {
+    undelivered: AtomicU32,
+    /// Whether a share has failed.
+    failed: AtomicBool,
+    at_end: Option<AtEnd>,
+}
 
-impl ImmCountdown {
-    pub fn new(engines: u32) -> Self {
-        Self(AtomicU32::new(engines))
+/// A function that is called when an operation is over, with whether it has succeeded. It runs in the thread that drives
+/// the engine, so it must not block.
+pub type AtEnd = Box<dyn FnOnce(bool) + Send + Sync>;
+
+impl SharedState {
+    /// The state of an operation that so many engines share.
+    pub fn new(engines: u32, at_end: Option<AtEnd>) -> Self {
+        Self { undelivered: AtomicU32::new(engines), failed: AtomicBool::new(false), at_end }
     }
 
     /// Notes that the calling engine has delivered its bytes. Returns true if it is the last engine.
     pub fn count_down(&self) -> bool {
         // AcqRel: the imm comes after the completions of all other engines.
-        self.0.fetch_sub(1, Ordering::AcqRel) == 1
+        self.undelivered.fetch_sub(1, Ordering::AcqRel) == 1
+    }
+}
+
+/// The engines hold the state by the work of their shares, and drop that when nothing of a share is posted any more.
+impl Drop for SharedState {
+    fn drop(&mut self) {
+        if let Some(at_end) = self.at_end.take() {
+            at_end(!*self.failed.get_mut());
+        }
     }
 }

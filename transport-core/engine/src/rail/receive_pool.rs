@@ -51,6 +51,8 @@ pub struct Message {
 struct Buffer {
     part: Arc<PoolPart>,
     number: u32,
+    /// The sender of the message that is in it.
+    sender: Option<PeerId>,
 }
 
 impl PoolPart {
@@ -88,7 +90,8 @@ impl PoolPart {
         if result.as_ref().is_err_and(|error| terminal.contains(&error.kind())) {
             return None;
         }
-        let buffer = Buffer { part: Arc::clone(self), number };
+        let sender = result.as_ref().ok().and_then(|outcome| outcome.peer);
+        let buffer = Buffer { part: Arc::clone(self), number, sender };
         let arrival = match result {
             Ok(Outcome { bytes, peer: Some(peer), imm, .. }) => {
                 Ok(Message { buffer, len: bytes as usize, peer, imm })
@@ -125,7 +128,7 @@ impl PoolPart {
 
     /// Posts a buffer that is free.
     pub fn post(self: &Arc<Self>, buffer: u32) {
-        self.engine.control(Control::PoolReceive { pool: Arc::clone(self), buffer });
+        self.engine.control(Control::PoolReceive { pool: Arc::clone(self), buffer, freed_from: None });
     }
 }
 
@@ -247,7 +250,8 @@ impl Message {
 impl Drop for Buffer {
     fn drop(&mut self) {
         if !self.part.is_closed() {
-            self.part.post(self.number);
+            let (pool, buffer, freed_from) = (Arc::clone(&self.part), self.number, self.sender);
+            self.part.engine.control(Control::PoolReceive { pool, buffer, freed_from });
         }
     }
 }

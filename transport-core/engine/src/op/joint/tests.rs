@@ -28,6 +28,7 @@ fn engine() -> Arc<EngineHandle> {
         records: 1,
         stall_monitor,
         receiver_credits: Arc::new(ReceiverCredits::new("none".into(), u64::MAX, 1, Arc::new(EvenShares))),
+        for_notifications: false,
     };
     Arc::new(EngineHandle::new(setup, wakeup))
 }

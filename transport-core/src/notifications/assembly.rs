@@ -1,0 +1,151 @@
+//! The receiver's side of the notifications of one peer.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use super::{Header, PAYLOAD};
+
+/// The most fragments that may arrive before one with a smaller number. An honest sender has room for fewer, unless its
+/// memory exceeds 32 MiB.
+const MAX_EARLY: usize = 2 * (16 << 20) / PAYLOAD;
+
+/// Puts the fragments of one peer in order, and joins them.
+#[derive(Debug, Default)]
+pub(super) struct Assembly {
+    /// The number of the fragment that comes next.
+    next: u64,
+    /// Fragments that came before it, by their number.
+    early: BTreeMap<u64, (Header, Vec<u8>)>,
+    /// The first bytes of a notification.
+    begun: Vec<u8>,
+}
+
+impl Assembly {
+    /// Adds a message; appends the notifications that are complete with it. The error says how the peer has broken the
+    /// protocol.
+    pub fn add(&mut self, message: &[u8], into: &mut VecDeque<Vec<u8>>) -> Result<(), String> {
+        let (header, payload) = Header::parse(message)?;
+        if header.total != Header::SKIP && header.number >= self.next {
+            if header.number == self.next {
+                self.join(header, payload, into)?;
+            } else if self.early.len() == MAX_EARLY {
+                return Err(format!("{MAX_EARLY} fragments came before number {}", self.next));
+            } else {
+                self.early.insert(header.number, (header, payload.to_vec()));
+            }
+        }
+        // What has not arrived below the floor never will.
+        loop {
+            if let Some((early, payload)) = self.early.remove(&self.next) {
+                self.join(early, &payload, into)?;
+                continue;
+            }
+            match self.early.first_key_value() {
+                Some((&number, _)) if number <= header.floor => self.next = number,
+                _ => break,
+            }
+        }
+        self.next = self.next.max(header.floor);
+        Ok(())
+    }
+
+    /// Joins the next fragment to the ones before it.
+    fn join(&mut self, header: Header, payload: &[u8], into: &mut VecDeque<Vec<u8>>) -> Result<(), String> {
+        self.next = header.number.checked_add(1).ok_or("a fragment has the last of all numbers")?;
+        if header.offset == 0 {
+            // The rest of the one that was begun has failed.
+            self.begun.clear();
+        }
+        if self.begun.len() != header.offset as usize {
+            // A fragment before it has failed.
+            return Ok(());
+        }
+        self.begun.extend_from_slice(payload);
+        if self.begun.len() == header.total as usize {
+            into.push_back(std::mem::take(&mut self.begun));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::super::{MAX_LEN, SendSequence};
+    use super::*;
+
+    fn bytes_of(index: usize, len: usize) -> Vec<u8> {
+        (0..len).map(|at| (at * 7 + index) as u8).collect()
+    }
+
+    /// A fragment: its message, and which notification it is of.
+    fn fragments(sequence: &mut SendSequence, index: usize, len: usize) -> Vec<(u64, Vec<u8>)> {
+        let bytes = bytes_of(index, len);
+        let pieces: Vec<&[u8]> = if len == 0 { vec![&[]] } else { bytes.chunks(PAYLOAD).collect() };
+        let (first, floor) = sequence.begin(pieces.len());
+        let message = |(at, piece): (usize, &&[u8])| {
+            let (number, offset) = (first + at as u64, (at * PAYLOAD) as u32);
+            let header = Header { number, floor, offset, total: len as u32 };
+            (number, [&header.to_bytes(), *piece].concat())
+        };
+        pieces.iter().enumerate().map(message).collect()
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 2 } else { 256 }, failure_persistence: None, ..Default::default() })]
+
+        /// Some fragments fail, and all others come in any order. Every notification whose fragments have all arrived
+        /// is delivered, in order, and no other.
+        #[test]
+        fn all_arrive_once_and_in_order(
+            lens in prop::collection::vec(prop_oneof![0..20_usize, 0..4 * PAYLOAD], 1..12),
+            failing in prop::collection::vec(0..40_u64, 0..4),
+            seed: u64,
+        ) {
+            let (mut sequence, mut random) = (SendSequence::default(), fastrand::Rng::with_seed(seed));
+            let (mut messages, mut want) = (Vec::new(), Vec::new());
+            for (index, len) in lens.iter().enumerate() {
+                let all = fragments(&mut sequence, index, *len);
+                if all.iter().all(|(number, _)| !failing.contains(number)) {
+                    want.push(bytes_of(index, *len));
+                }
+                messages.extend(all);
+            }
+            let failed: Vec<_> = messages.extract_if(.., |(number, _)| failing.contains(number)).collect();
+            random.shuffle(&mut messages);
+            let (mut assembly, mut got) = (Assembly::default(), VecDeque::new());
+            for (number, message) in messages {
+                assembly.add(&message, &mut got).unwrap();
+                sequence.end(number, true);
+            }
+            failed.iter().for_each(|(number, _)| sequence.end(*number, false));
+            // One more comes before the peer is told.
+            let (number, floor) = sequence.begin(1);
+            let more = Header { number, floor, offset: 0, total: 0 };
+            assembly.add(&more.to_bytes(), &mut got).unwrap();
+            want.push(Vec::new());
+            if let Some(floor) = sequence.gap() {
+                let skip = Header { number: 0, floor, offset: 0, total: Header::SKIP };
+                assembly.add(&skip.to_bytes(), &mut got).unwrap();
+            }
+            prop_assert_eq!(Vec::from(got), want);
+        }
+    }
+
+    #[test]
+    fn a_peer_cannot_fill_the_memory() {
+        let (mut assembly, mut got) = (Assembly::default(), VecDeque::new());
+        let header = |number| Header { number, floor: 0, offset: 0, total: 0 }.to_bytes();
+        for number in 1..=MAX_EARLY as u64 {
+            assembly.add(&header(number), &mut got).unwrap();
+        }
+        assert!(
+            assembly.add(&header(MAX_EARLY as u64 + 1), &mut got).unwrap_err().contains("before number 0")
+        );
+        assembly.add(&header(0), &mut got).unwrap();
+        assert_eq!(got.len(), MAX_EARLY + 1);
+        let last = Header { number: u64::MAX, floor: u64::MAX, offset: 0, total: MAX_LEN as u32 };
+        let whole = [&last.to_bytes()[..], &[0; PAYLOAD]].concat();
+        assert!(Assembly { next: u64::MAX, ..Assembly::default() }.add(&whole, &mut got).is_err());
+    }
+}

@@ -1,0 +1,93 @@
+//! The first bytes of each message that carries a fragment of a notification.
+
+use super::MAX_LEN;
+
+/// The bytes of a message, and so of a buffer: a page, which every backend can send in one message.
+pub(super) const BLOCK: usize = 4096;
+/// The bytes of a notification in one message.
+pub(super) const PAYLOAD: usize = BLOCK - Header::LEN;
+
+/// What a fragment says of itself, in little-endian order: `number`, `floor`, `offset`, `total`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Header {
+    /// The fragment's number, from 0 on, for each connection and direction.
+    pub number: u64,
+    /// All fragments with smaller numbers have ended at the sender: those that have not arrived never will.
+    pub floor: u64,
+    /// Where the fragment begins in its notification, in bytes.
+    pub offset: u32,
+    /// The length of the notification in bytes. [`Header::SKIP`] if the message carries no fragment, but only `floor`.
+    pub total: u32,
+}
+
+impl Header {
+    pub const LEN: usize = 24;
+    pub const SKIP: u32 = u32::MAX;
+
+    pub fn to_bytes(self) -> [u8; Self::LEN] {
+        let mut bytes = [0; Self::LEN];
+        bytes[..8].copy_from_slice(&self.number.to_le_bytes());
+        bytes[8..16].copy_from_slice(&self.floor.to_le_bytes());
+        bytes[16..20].copy_from_slice(&self.offset.to_le_bytes());
+        bytes[20..].copy_from_slice(&self.total.to_le_bytes());
+        bytes
+    }
+
+    /// Splits a message into its header and its bytes of the notification. The error says what is wrong with it.
+    pub fn parse(message: &[u8]) -> Result<(Self, &[u8]), String> {
+        let wrong = |what: &str| Err(format!("a notification's message of {} bytes {what}", message.len()));
+        let Some((head, payload)) = message.split_first_chunk::<{ Self::LEN }>() else {
+            return wrong("is shorter than its header");
+        };
+        let word = |at: usize| u32::from_le_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
+        let long = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
+        let header = Self { number: long(0), floor: long(8), offset: word(16), total: word(20) };
+        let (offset, total) = (header.offset as usize, header.total as usize);
+        if header.total == Self::SKIP {
+            return if payload.is_empty() {
+                Ok((header, payload))
+            } else {
+                wrong("carries no fragment, but bytes")
+            };
+        }
+        if total > MAX_LEN || offset > total || payload.len() != (total - offset).min(PAYLOAD) {
+            return wrong(&format!("is no fragment at {offset} of {total} bytes"));
+        }
+        if offset > 0 && payload.is_empty() {
+            return wrong("is an empty fragment behind the first");
+        }
+        Ok((header, payload))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 4 } else { 512 }, failure_persistence: None, ..Default::default() })]
+
+        #[test]
+        fn what_is_written_is_read(number: u64, floor: u64, len in 0..=MAX_LEN, fragment: prop::sample::Index) {
+            let fragments = len.div_ceil(PAYLOAD).max(1);
+            let offset = fragment.index(fragments) * PAYLOAD;
+            let header = Header { number, floor, offset: offset as u32, total: len as u32 };
+            let mut message = header.to_bytes().to_vec();
+            message.resize(Header::LEN + (len - offset).min(PAYLOAD), 7);
+            let (read, payload) = Header::parse(&message).unwrap();
+            prop_assert_eq!(read, header);
+            prop_assert_eq!(payload.len(), message.len() - Header::LEN);
+            message.push(7);
+            prop_assert!(Header::parse(&message).is_err(), "a byte too many");
+        }
+
+        #[test]
+        fn any_bytes_are_read_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..2 * Header::LEN)) {
+            if let Ok((header, payload)) = Header::parse(&bytes) {
+                prop_assert!(header.total == Header::SKIP || header.offset as usize + payload.len() <= MAX_LEN);
+            }
+        }
+    }
+}

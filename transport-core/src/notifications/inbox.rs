@@ -1,0 +1,110 @@
+//! Where notifications arrive.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Poll, Waker};
+
+use super::{Assembly, BLOCK, Notification, buffers};
+use crate::engine::memory::RegionInner;
+use crate::engine::op::needs_steps;
+use crate::engine::{EngineHandle, Inbox, Message, PoolPart};
+use crate::fabric::FabricInner;
+use crate::{Error, ErrorKind, PeerId, Result};
+
+/// The messages that have arrived at the companions, and what is joined of them.
+///
+/// A message is read, and its buffer freed, only when the program takes notifications.
+pub(crate) struct NotificationInbox {
+    messages: Arc<Inbox>,
+    parts: Vec<Arc<PoolPart>>,
+    state: Mutex<InboxState>,
+}
+
+#[derive(Default)]
+struct InboxState {
+    complete: VecDeque<Notification>,
+    /// What is not complete, of each peer that has sent something.
+    assemblies: HashMap<PeerId, Assembly>,
+}
+
+impl NotificationInbox {
+    /// Posts the buffers of each companion. Its region is registered there.
+    pub fn new(companions: Vec<(Arc<EngineHandle>, Arc<RegionInner>)>) -> Self {
+        let messages = Arc::new(Inbox::new(companions.len()));
+        let part = |(engine, region): (Arc<EngineHandle>, Arc<RegionInner>)| {
+            let count = buffers(region.len() as usize);
+            let part = Arc::new(PoolPart::new(region, BLOCK, engine, Arc::clone(&messages)));
+            (0..count).for_each(|buffer| part.post(buffer));
+            part
+        };
+        let parts = companions.into_iter().map(part).collect();
+        Self { messages, parts, state: Mutex::default() }
+    }
+
+    /// The next notification, if it has arrived.
+    pub fn try_next(&self, fabric: &FabricInner) -> Option<Result<Notification>> {
+        let messages = || self.messages.try_next().map_or(Poll::Pending, Poll::Ready);
+        match self.next(fabric, messages) {
+            Poll::Ready(result) => Some(result),
+            Poll::Pending => None,
+        }
+    }
+
+    /// The next notification. Without one, registers `waker`; `id` is the key of the waker.
+    pub fn poll_next(
+        &self,
+        fabric: &FabricInner,
+        id: &mut Option<u64>,
+        waker: &Waker,
+    ) -> Poll<Result<Notification>> {
+        let polled = self.next(fabric, || self.messages.poll_next(id, waker));
+        if polled.is_pending() {
+            self.parts.iter().for_each(|part| needs_steps(part.engine()));
+        }
+        polled
+    }
+
+    /// Removes the waker of a wait that is dropped.
+    pub fn forget(&self, id: &mut Option<u64>) {
+        self.messages.forget(id);
+    }
+
+    fn next(
+        &self,
+        fabric: &FabricInner,
+        mut messages: impl FnMut() -> Poll<Result<Message>>,
+    ) -> Poll<Result<Notification>> {
+        // No holder panics half way through a change, so a poisoned lock holds good data. It stays locked while messages
+        // are taken, so that two threads do not exchange them.
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            if let Some(notification) = state.complete.pop_front() {
+                return Poll::Ready(Ok(notification));
+            }
+            match messages() {
+                Poll::Ready(Ok(message)) => {
+                    let peer = message.peer();
+                    if let Err(why) = state.add(peer, &message.to_vec()) {
+                        state.assemblies.remove(&peer);
+                        fabric.fail_peer(peer, Error::new(ErrorKind::Protocol, "notify", why));
+                    }
+                }
+                Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
+                Poll::Pending => {
+                    // What is left of peers that are gone will not be completed.
+                    state.assemblies.retain(|peer, _| fabric.has_peer(*peer));
+                    return Poll::Pending;
+                }
+            }
+        }
+    }
+}
+
+impl InboxState {
+    fn add(&mut self, peer: PeerId, message: &[u8]) -> std::result::Result<(), String> {
+        let mut joined = VecDeque::new();
+        let added = self.assemblies.entry(peer).or_default().add(message, &mut joined);
+        self.complete.extend(joined.into_iter().map(|bytes| Notification { peer, bytes }));
+        added
+    }
+}

@@ -1,0 +1,239 @@
+//! One notification on its way out.
+
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use super::outbox::HeldBlocks;
+use super::{Header, MAX_LEN, Outbox, PAYLOAD};
+use crate::engine::op::OpId;
+use crate::engine::peer::{CheckedRange, Link};
+use crate::engine::{AtEnd, Control, EngineHandle, SharedState, Work};
+use crate::operations::message;
+use crate::peer::PeerInner;
+use crate::spi::{Operations, WorkKind};
+use crate::striping::OpSlot;
+use crate::{Error, ErrorKind, Op, Outcome, PathPolicy, Peer, Region, Result, Trigger};
+
+/// A notification that was checked, has its memory and its slots in the op table, and is not submitted yet. Dropping it
+/// gives both back.
+pub(crate) struct Outgoing<'a> {
+    peer: &'a Peer,
+    link: &'a Link,
+    slots: Vec<OpSlot<'a>>,
+    shipment: Arc<Shipment>,
+}
+
+/// A notification, as the ends of its fragments need it.
+struct Shipment {
+    peer: Weak<PeerInner>,
+    engine: Arc<EngineHandle>,
+    outbox: Arc<Outbox>,
+    len: usize,
+    state: Mutex<ShipmentState>,
+}
+
+struct ShipmentState {
+    /// Free once all fragments have ended.
+    blocks: HeldBlocks,
+    /// The number of the first fragment, once it is known: then the fragments may be sent.
+    first: Option<u64>,
+    /// Whether each fragment has ended.
+    ended: Vec<bool>,
+}
+
+impl<'a> Outgoing<'a> {
+    /// Checks a notification, and takes memory and slots for it. The errors are those of [`Peer::notify`].
+    pub fn prepare(
+        peer: &'a Peer,
+        bytes: &[u8],
+        policy: PathPolicy,
+        operation: &'static str,
+    ) -> Result<Self> {
+        peer.0.check_alive()?;
+        let unsupported = |why: &str| Error::new(ErrorKind::Unsupported, operation, why);
+        let fabric = peer.0.context.fabric.upgrade();
+        let notifier = fabric.as_ref().and_then(|fabric| fabric.notifier()).ok_or_else(|| {
+            unsupported("this fabric was opened without notifications: see FabricBuilder::notifications")
+        })?;
+        let link = peer.0.links.iter().find(|link| link.engine.for_notifications && link.is_up());
+        let link = link.ok_or_else(|| {
+            unsupported(
+                "the peer's fabric was opened without notifications: see FabricBuilder::notifications",
+            )
+        })?;
+        let caps = link.capabilities_for(Operations::SEND, None, operation)?;
+        let policy = peer.path_policy().and(policy);
+        if policy != PathPolicy::ANY {
+            policy.check(caps.path, &link.label, operation)?;
+        }
+        if bytes.len() > MAX_LEN {
+            let why = format!("a notification has at most {MAX_LEN} bytes, and this one {}", bytes.len());
+            return Err(Error::new(ErrorKind::TooLarge, operation, why));
+        }
+        let fragments = bytes.len().div_ceil(PAYLOAD).max(1);
+        let blocks = notifier.outbox.take(peer.id(), fragments, operation)?;
+        for (fragment, payload) in bytes.chunks(PAYLOAD).enumerate() {
+            notifier.outbox.region().copy_in(blocks.offset(fragment) + Header::LEN, payload)?;
+        }
+        Self::with_blocks(peer, link, blocks, bytes.len(), operation)
+    }
+
+    fn with_blocks(
+        peer: &'a Peer,
+        link: &'a Link,
+        blocks: HeldBlocks,
+        len: usize,
+        operation: &'static str,
+    ) -> Result<Self> {
+        let fragments = blocks.len();
+        let slots = (0..fragments).map(|_| OpSlot::take(link, operation)).collect::<Result<_>>()?;
+        let shipment = Arc::new(Shipment {
+            peer: Arc::downgrade(&peer.0),
+            engine: Arc::clone(&link.engine),
+            outbox: Arc::clone(&blocks.outbox),
+            len,
+            state: Mutex::new(ShipmentState { blocks, first: None, ended: vec![false; fragments] }),
+        });
+        Ok(Self { peer, link, slots, shipment })
+    }
+
+    /// Sends the notification now.
+    pub fn send(self, deadline: Option<Duration>) -> Result<Op> {
+        let bytes = self.shipment.len as u64;
+        self.send_after(Op::ready(Ok(Outcome::of_bytes(bytes))), deadline)
+    }
+
+    /// Sends the notification now. The operation resolves to the result of `first`, which has succeeded.
+    pub fn send_after(self, first: Op, deadline: Option<Duration>) -> Result<Op> {
+        let Self { peer, link, slots, shipment } = self;
+        shipment.number();
+        let mut ops = Vec::new();
+        for (fragment, slot) in slots.into_iter().enumerate() {
+            let Range { start, end } = shipment.range(fragment);
+            let local = shipment.outbox.region().start().wrapping_add(start);
+            if let Some(mut op) = link.try_direct_message(WorkKind::Send, local, (end - start) as u64, None) {
+                let result = op.try_result();
+                shipment.end(fragment, matches!(result, Some(Ok(_))));
+                ops.extend(result.filter(Result::is_err).map(Op::ready));
+                continue;
+            }
+            let times = peer.times(None, deadline);
+            ops.push(peer.submit_share(slot, shipment.work(fragment), times, "notify"));
+        }
+        Ok(if ops.is_empty() { first } else { Op::and_then_quietly(first, ops) })
+    }
+
+    /// Submits the notification, to begin once the function that this returns is called with true. If that is called
+    /// with false, the notification is cancelled.
+    pub fn hold(self, deadline: Option<Duration>) -> (Vec<Op>, AtEnd) {
+        let Self { peer, slots, shipment, .. } = self;
+        let ids: Vec<OpId> = slots.iter().map(OpSlot::id).collect();
+        let submit = |(fragment, slot): (usize, OpSlot<'_>)| {
+            let times = peer.times(Some(&Trigger::held()), deadline);
+            peer.submit_share(slot, shipment.work(fragment), times, "notify")
+        };
+        let ops = slots.into_iter().enumerate().map(submit).collect();
+        let at_end = move |succeeded: bool| {
+            // If a fragment has ended before, by a cancel or its deadline, the others are of no use.
+            let starts = succeeded && !shipment.lock().ended.contains(&true);
+            if starts {
+                shipment.number();
+            }
+            for id in ids {
+                match starts {
+                    true => shipment.engine.control(Control::Start(id)),
+                    false => shipment.engine.cancel(id),
+                }
+            }
+        };
+        (ops, Box::new(at_end))
+    }
+}
+
+impl Shipment {
+    /// Numbers the fragments, and writes their headers.
+    fn number(&self) {
+        let Some(peer) = self.peer.upgrade() else { return };
+        let mut state = self.lock();
+        let mut sequence = peer.context.send_sequence();
+        let (first, floor) = sequence.begin(state.ended.len());
+        sequence.note_told(floor);
+        state.first = Some(first);
+        for (fragment, ended) in state.ended.iter().enumerate() {
+            let number = first + fragment as u64;
+            if *ended {
+                sequence.end(number, false);
+            }
+            let (offset, total) = ((fragment * PAYLOAD) as u32, self.len as u32);
+            state.write_header(fragment, Header { number, floor, offset, total });
+        }
+    }
+
+    /// The range of a fragment's message in the outbox's region.
+    fn range(&self, fragment: usize) -> Range<usize> {
+        let start = self.lock().blocks.offset(fragment);
+        let payload = self.len.saturating_sub(fragment * PAYLOAD).min(PAYLOAD);
+        start..start + Header::LEN + payload
+    }
+
+    /// The message of a fragment.
+    fn work(self: &Arc<Self>, fragment: usize) -> Work {
+        let range = self.range(fragment);
+        let (local, len) = (range.start as u64, range.len() as u64);
+        let this = Arc::clone(self);
+        let at_end: AtEnd = Box::new(move |has_arrived| this.end(fragment, has_arrived));
+        let region = Region(Arc::clone(self.outbox.region()));
+        let work = message(&region, CheckedRange { local, remote: 0, len }, None);
+        Work { shared: Some(Arc::new(SharedState::new(1, Some(at_end)))), ..work }
+    }
+
+    /// Notes that a fragment has ended. If it has failed, the peer may wait for it, so it has to be told.
+    fn end(&self, fragment: usize, has_arrived: bool) {
+        let Some(peer) = self.peer.upgrade() else { return };
+        let mut state = self.lock();
+        state.ended[fragment] = true;
+        let Some(first) = state.first else { return };
+        let gap = {
+            let mut sequence = peer.context.send_sequence();
+            sequence.end(first + fragment as u64, has_arrived);
+            sequence.gap()
+        };
+        let all_have_ended = !state.ended.contains(&false);
+        if let Some(floor) = gap.filter(|_| all_have_ended && peer.is_alive())
+            && let Some(block) = state.blocks.split_one()
+        {
+            drop(state);
+            if let Err(error) = self.tell_floor(&Peer(peer), block, floor) {
+                tracing::debug!(%error, "the peer is told of a failed notification when the next one ends");
+            }
+        }
+    }
+
+    /// Sends the peer a message without a fragment. It has no deadline, because nothing would repeat it.
+    fn tell_floor(&self, peer: &Peer, block: HeldBlocks, floor: u64) -> Result<()> {
+        let link = &peer.0.links[self.engine.group];
+        let Outgoing { mut slots, shipment, .. } = Outgoing::with_blocks(peer, link, block, 0, "notify")?;
+        let header = Header { number: 0, floor, offset: 0, total: Header::SKIP };
+        shipment.lock().write_header(0, header);
+        peer.0.context.send_sequence().note_told(floor);
+        if let Some(slot) = slots.pop() {
+            let times = peer.times(None, Some(Duration::MAX));
+            peer.submit_share(slot, shipment.work(0), times, "notify").detach();
+        }
+        Ok(())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, ShipmentState> {
+        // No holder panics half way through a change, so a poisoned lock holds good data.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl ShipmentState {
+    fn write_header(&self, fragment: usize, header: Header) {
+        let region = self.blocks.outbox.region();
+        let written = region.copy_in(self.blocks.offset(fragment), &header.to_bytes());
+        debug_assert!(written.is_ok(), "blocks lie inside the region");
+    }
+}
