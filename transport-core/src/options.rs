@@ -34,8 +34,8 @@ pub struct WriteOptions {
     pub trigger: Option<Trigger>,
     /// The paths that the bytes may take, of those that the fabric and the peer allow.
     pub path_policy: PathPolicy,
-    /// Bytes for the target's [`Fabric::notifications`](crate::Fabric::notifications): [`WriteOptions::notify`].
-    pub notification: Option<Arc<[u8]>>,
+    /// Bytes for the target, once the operation has succeeded. Behind a thin pointer, because options are moved a lot.
+    pub(crate) notification: Option<Arc<Vec<u8>>>,
 }
 
 impl WriteOptions {
@@ -105,8 +105,8 @@ impl WriteOptions {
     ///
     /// The operation resolves once the notification is delivered too, and its outcome does not count it. Its deadline
     /// covers both.
-    pub fn notify(mut self, bytes: impl Into<Arc<[u8]>>) -> Self {
-        self.notification = Some(bytes.into());
+    pub fn notify(mut self, bytes: impl Into<Vec<u8>>) -> Self {
+        self.notification = Some(Arc::new(bytes.into()));
         self
     }
 
@@ -135,8 +135,8 @@ pub struct ReadOptions {
     pub trigger: Option<Trigger>,
     /// The paths that the bytes may take, of those that the fabric and the peer allow.
     pub path_policy: PathPolicy,
-    /// Bytes for the target's [`Fabric::notifications`](crate::Fabric::notifications): [`ReadOptions::notify`].
-    pub notification: Option<Arc<[u8]>>,
+    /// As in [`WriteOptions`].
+    pub(crate) notification: Option<Arc<Vec<u8>>>,
 }
 
 impl ReadOptions {
@@ -171,8 +171,8 @@ impl ReadOptions {
 
     /// Delivers `bytes` to the target after all bytes of the operation have been read, so that the target may use their
     /// memory for something else: see [`WriteOptions::notify`].
-    pub fn notify(mut self, bytes: impl Into<Arc<[u8]>>) -> Self {
-        self.notification = Some(bytes.into());
+    pub fn notify(mut self, bytes: impl Into<Vec<u8>>) -> Self {
+        self.notification = Some(Arc::new(bytes.into()));
         self
     }
 

@@ -48,7 +48,7 @@ impl PreparedTransfer {
     ///
     /// # Errors
     /// Those of [`PreparedTransfer::post`] and of [`Peer::notify`].
-    pub fn post_and_notify(&self, bytes: impl Into<Arc<[u8]>>) -> Result<Op> {
+    pub fn post_and_notify(&self, bytes: impl Into<Vec<u8>>) -> Result<Op> {
         self.submit(None, &self.options.clone().notify(bytes))
     }
 

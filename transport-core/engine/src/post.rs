@@ -59,7 +59,6 @@ impl Engine {
             None => self.split_over_rails(work, &mut rails),
         };
         let waits_for_trigger = submission.trigger.is_some();
-        let is_polled = submission.trigger.as_ref().is_some_and(Trigger::is_polled);
         // Posted before the engine records the operation: the latency does not include the bookkeeping.
         let posted = match only_rail {
             Some(rail) if may_post_at_once && !takes_credit && !waits_for_trigger => {
@@ -101,12 +100,19 @@ impl Engine {
             Some(PostedAtOnce { rail, bytes, result }) => {
                 self.posted_at_once += self.record_posted(rail, bytes, result, 0);
             }
-            None if is_polled => self.waiting_for_trigger.push(id),
-            // `Control::Start` starts it.
-            None if waits_for_trigger => {}
+            None if waits_for_trigger => self.wait_for_trigger(id),
             None => self.queue(id.index),
         }
         self.finish_if_over(id.index);
+    }
+
+    /// Polls the trigger of an operation in each step, unless a command starts the operation.
+    #[cold]
+    fn wait_for_trigger(&mut self, id: OpId) {
+        let trigger = self.active[id.index as usize].as_ref().and_then(|active| active.trigger.as_ref());
+        if trigger.is_some_and(Trigger::is_polled) {
+            self.waiting_for_trigger.push(id);
+        }
     }
 
     /// The link to a peer; `None` if the engine does not know the peer yet, or if the link has failed.
