@@ -1,15 +1,30 @@
-//! Ping-pong: a write with an imm to the target, and a write back.
+//! Ping-pong: a write that is announced to the target, and a write back.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use transport_core::{ImmCounter, Op, Peer, Region, RemoteRegion, WriteOptions};
+use transport_core::{ImmCounter, Notifications, Op, Peer, Region, RemoteRegion, WriteOptions};
 
 use crate::BenchResult;
 use crate::driven_fabric::DrivenFabric;
 
 /// The imm of all writes.
 const IMM: u32 = 1;
+
+/// What tells the target of a write.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum AnnouncedBy {
+    /// Immediate data.
+    Imm,
+    /// A notification of 8 bytes.
+    Notification,
+}
+
+/// Where a side learns of the other side's writes.
+enum Announcements {
+    Imms(ImmCounter),
+    Notifications(Notifications),
+}
 
 /// One side of a ping-pong. The calling thread drives the fabric.
 pub struct PingPong<'a> {
@@ -18,7 +33,8 @@ pub struct PingPong<'a> {
     src: &'a Region,
     dst: &'a RemoteRegion,
     len: usize,
-    arrived: ImmCounter,
+    options: WriteOptions,
+    arrived: Announcements,
     under_way: VecDeque<Op>,
 }
 
@@ -26,17 +42,22 @@ impl<'a> PingPong<'a> {
     pub(crate) fn new(
         fabric: &'a DrivenFabric,
         peer: &'a Peer,
-        src: &'a Region,
-        dst: &'a RemoteRegion,
+        (src, dst): (&'a Region, &'a RemoteRegion),
         len: usize,
-    ) -> Self {
-        Self { fabric, peer, src, dst, len, arrived: peer.imm(IMM), under_way: VecDeque::new() }
+        announced: AnnouncedBy,
+    ) -> BenchResult<Self> {
+        let (options, arrived) = match announced {
+            AnnouncedBy::Imm => (WriteOptions::new().imm(IMM), Announcements::Imms(peer.imm(IMM))),
+            AnnouncedBy::Notification => {
+                (WriteOptions::new().notify([7; 8]), Announcements::Notifications(fabric.notifications()?))
+            }
+        };
+        Ok(Self { fabric, peer, src, dst, len, options, arrived, under_way: VecDeque::new() })
     }
 
     /// Posts one write.
     pub fn write(&mut self) -> BenchResult<()> {
-        let options = WriteOptions::new().imm(IMM);
-        self.under_way.push_back(self.peer.write_with(self.src, 0..self.len, self.dst, 0, &options)?);
+        self.under_way.push_back(self.peer.write_with(self.src, 0..self.len, self.dst, 0, &self.options)?);
         Ok(())
     }
 
@@ -44,7 +65,11 @@ impl<'a> PingPong<'a> {
     pub fn await_write(&mut self, is_over: impl Fn() -> bool) -> BenchResult<bool> {
         loop {
             self.fabric.step();
-            if self.arrived.try_take(1) {
+            let has_arrived = match &mut self.arrived {
+                Announcements::Imms(imm) => imm.try_take(1),
+                Announcements::Notifications(all) => all.try_next().transpose()?.is_some(),
+            };
+            if has_arrived {
                 return Ok(true);
             }
             while let Some(result) = self.under_way.front_mut().and_then(Op::try_result) {

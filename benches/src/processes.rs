@@ -10,7 +10,7 @@ use transport_core::spi::Backend;
 use transport_core::{Access, Fabric, FabricBuilder, Peer, Region, RemoteRegion, TransportConfig};
 
 use crate::driven_fabric::DrivenFabric;
-use crate::ping_pong::PingPong;
+use crate::ping_pong::{AnnouncedBy, PingPong};
 use crate::{BenchResult, Driven, LIMIT};
 
 /// The name of the target's region.
@@ -45,11 +45,20 @@ pub fn transport(backend: impl Backend + 'static, only: Option<&str>) -> BenchRe
     Ok(TransportConfig::new(backend.name(), Arc::new(backend)).devices(devices))
 }
 
-fn open(devices: &impl BenchDevices, side: ProcessRole, driven: Driven) -> BenchResult<DrivenFabric> {
+/// Memory for notifications, where they are measured.
+const NOTIFICATION_MEMORY: usize = 4 << 20;
+
+fn open(
+    devices: &impl BenchDevices,
+    side: ProcessRole,
+    driven: Driven,
+    notifications: bool,
+) -> BenchResult<DrivenFabric> {
     // Under callgrind, on a busy machine, a handshake takes seconds.
     let builder = FabricBuilder::new().transport(devices.transport(side)?).handshake_limit(LIMIT);
     // A process that waits or sleeps does not serve its connections meanwhile.
     let builder = builder.peer_timeout(LIMIT);
+    let builder = if notifications { builder.notifications(NOTIFICATION_MEMORY) } else { builder };
     DrivenFabric::open(builder, driven)
 }
 
@@ -71,16 +80,20 @@ pub struct Target<P: BenchDevices> {
     /// A worker drives the engine and sleeps when it is idle. Otherwise this thread drives it and never sleeps.
     #[arg(long)]
     worker: bool,
-    /// This thread responds to each imm with a write of this number of bytes and the same imm.
+    /// This thread responds to each write with a write of this number of bytes.
     #[arg(long)]
     echo: Option<usize>,
+    /// What tells of these writes.
+    #[arg(long, default_value = "imm")]
+    announced: AnnouncedBy,
 }
 
 impl<P: BenchDevices> Target<P> {
     /// Prints the address of the listener and serves until the input ends.
     pub fn run(self) -> BenchResult<ExitCode> {
         let driven = if self.worker { Driven::ByWorkers } else { Driven::ByCaller };
-        let fabric = open(&self.devices, ProcessRole::Target, driven)?;
+        let notifies = self.announced == AnnouncedBy::Notification;
+        let fabric = open(&self.devices, ProcessRole::Target, driven, notifies)?;
         let region = region(&fabric, self.region, |_| 0)?;
         fabric.publish(REGION, &region)?;
         let listener = fabric.drive(fabric.listen("127.0.0.1:0"))?;
@@ -93,7 +106,7 @@ impl<P: BenchDevices> Target<P> {
             Some(len) => {
                 let peer = fabric.drive(listener.accept())?;
                 let dst = fabric.drive(peer.region(SOURCE))?;
-                let mut ping_pong = PingPong::new(&fabric, &peer, &region, &dst, len);
+                let mut ping_pong = PingPong::new(&fabric, &peer, (&region, &dst), len, self.announced)?;
                 while ping_pong.await_write(|| input.is_over())? {
                     ping_pong.write()?;
                 }
@@ -157,18 +170,22 @@ impl ConnectedWriter {
         bytes: usize,
     ) -> BenchResult<Self> {
         let more = (target == Driven::ByWorkers).then(|| "--worker".to_owned());
-        Self::start(devices, driven, bytes, more)
+        Self::start(devices, driven, bytes, false, more)
     }
 
-    /// Starts a target that responds to each imm with a write of `len` bytes.
-    pub fn echo(devices: &impl BenchDevices, len: usize) -> BenchResult<Self> {
-        Self::start(devices, Driven::ByCaller, len, ["--echo".to_owned(), len.to_string()])
+    /// Starts a target that responds to each write with a write of `len` bytes.
+    pub fn echo(devices: &impl BenchDevices, len: usize, announced: AnnouncedBy) -> BenchResult<Self> {
+        let (notifies, len_word) = (announced == AnnouncedBy::Notification, len.to_string());
+        let by = if notifies { "notification" } else { "imm" };
+        let more = ["--echo", &len_word, "--announced", by].map(str::to_owned);
+        Self::start(devices, Driven::ByCaller, len, notifies, more)
     }
 
     fn start(
         devices: &impl BenchDevices,
         driven: Driven,
         bytes: usize,
+        notifications: bool,
         more: impl IntoIterator<Item = String>,
     ) -> BenchResult<Self> {
         let mut command = Command::new(std::env::current_exe()?);
@@ -177,7 +194,7 @@ impl ConnectedWriter {
         let input = target.stdin.take();
         let mut address = String::new();
         BufReader::new(target.stdout.take().ok_or("no output")?).read_line(&mut address)?;
-        let fabric = open(devices, ProcessRole::Writer, driven)?;
+        let fabric = open(devices, ProcessRole::Writer, driven, notifications)?;
         let src = region(&fabric, bytes, |at| (at.wrapping_mul(31) >> 3) as u8)?;
         fabric.publish(SOURCE, &src)?;
         let peer = fabric.drive(fabric.connect(address.trim()))?;
@@ -186,8 +203,8 @@ impl ConnectedWriter {
     }
 
     /// A ping-pong with the target, of `len` bytes at a time.
-    pub fn ping_pong(&self, len: usize) -> PingPong<'_> {
-        PingPong::new(&self.fabric, &self.peer, &self.src, &self.dst, len)
+    pub fn ping_pong(&self, len: usize, announced: AnnouncedBy) -> BenchResult<PingPong<'_>> {
+        PingPong::new(&self.fabric, &self.peer, (&self.src, &self.dst), len, announced)
     }
 
     /// Compares the written pages of `size` bytes with their source.

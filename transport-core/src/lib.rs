@@ -63,6 +63,7 @@ mod notifications;
 pub mod observe;
 mod operations;
 mod options;
+mod outgoing;
 #[cfg(target_os = "linux")]
 #[allow(unsafe_code, reason = "owns memory of devices")]
 mod p2pmem;

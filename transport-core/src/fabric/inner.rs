@@ -14,7 +14,7 @@ use crate::engine::index::{IndexVec, TransportIndex};
 use crate::engine::memory::RetainedMemory;
 use crate::engine::memory::{RegionInner, RegionOwner};
 use crate::engine::{Control, EngineHandle};
-use crate::notifications::Notifier;
+use crate::notifications::{InboxHost, Notifier};
 use crate::spi::Revocation;
 use crate::{Access, Clock, Error, ErrorKind, Op, PathPolicy, Peer, PeerId, Region, Result, Time};
 
@@ -74,20 +74,6 @@ impl FabricInner {
     /// The transports that the user has asked for: all but the companions.
     pub(super) fn data_transports(&self) -> impl Iterator<Item = &Transport> {
         self.transports.iter().filter(|transport| !transport.is_companion)
-    }
-
-    /// Whether a peer is connected.
-    pub(crate) fn has_peer(&self, peer: PeerId) -> bool {
-        lock(&self.peers).contains_key(&peer)
-    }
-
-    /// Ends the connection to a peer that has broken the protocol.
-    pub(crate) fn fail_peer(&self, peer: PeerId, error: Error) {
-        let peer = lock(&self.peers).get(&peer).cloned();
-        if let Some(peer) = peer {
-            tracing::warn!(peer = peer.id().number(), %error, "the peer breaks the protocol");
-            peer.fail(error);
-        }
     }
 
     /// The number of rails of all transports.
@@ -211,6 +197,20 @@ impl FabricInner {
         }
         self.transports.iter().for_each(Transport::close);
         lock(&self.published).clear();
+    }
+}
+
+impl InboxHost for FabricInner {
+    fn has_peer(&self, peer: PeerId) -> bool {
+        lock(&self.peers).contains_key(&peer)
+    }
+
+    fn fail_peer(&self, peer: PeerId, error: Error) {
+        let peer = lock(&self.peers).get(&peer).cloned();
+        if let Some(peer) = peer {
+            tracing::warn!(peer = peer.id().number(), %error, "the peer breaks the protocol");
+            peer.fail(error);
+        }
     }
 }
 

@@ -5,11 +5,11 @@ use super::MAX_LEN;
 /// The bytes of a message, and so of a buffer: a page, which every backend can send in one message.
 pub(super) const BLOCK: usize = 4096;
 /// The bytes of a notification in one message.
-pub(super) const PAYLOAD: usize = BLOCK - Header::LEN;
+pub(crate) const PAYLOAD: usize = BLOCK - Header::LEN;
 
 /// What a fragment says of itself, in little-endian order: `number`, `floor`, `offset`, `total`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Header {
+pub(crate) struct Header {
     /// The fragment's number, from 0 on, for each connection and direction.
     pub number: u64,
     /// All fragments with smaller numbers have ended at the sender: those that have not arrived never will.

@@ -8,8 +8,16 @@ use super::{Assembly, BLOCK, Notification, buffers};
 use crate::engine::memory::RegionInner;
 use crate::engine::op::needs_steps;
 use crate::engine::{EngineHandle, Inbox, Message, PoolPart};
-use crate::fabric::FabricInner;
 use crate::{Error, ErrorKind, PeerId, Result};
+
+/// What an inbox asks of its fabric.
+pub(crate) trait InboxHost {
+    /// Whether a peer is connected.
+    fn has_peer(&self, peer: PeerId) -> bool;
+
+    /// Ends the connection to a peer that has broken the protocol.
+    fn fail_peer(&self, peer: PeerId, error: Error);
+}
 
 /// The messages that have arrived at the companions, and what is joined of them.
 ///
@@ -42,7 +50,7 @@ impl NotificationInbox {
     }
 
     /// The next notification, if it has arrived.
-    pub fn try_next(&self, fabric: &FabricInner) -> Option<Result<Notification>> {
+    pub fn try_next(&self, fabric: &impl InboxHost) -> Option<Result<Notification>> {
         let messages = || self.messages.try_next().map_or(Poll::Pending, Poll::Ready);
         match self.next(fabric, messages) {
             Poll::Ready(result) => Some(result),
@@ -53,7 +61,7 @@ impl NotificationInbox {
     /// The next notification. Without one, registers `waker`; `id` is the key of the waker.
     pub fn poll_next(
         &self,
-        fabric: &FabricInner,
+        fabric: &impl InboxHost,
         id: &mut Option<u64>,
         waker: &Waker,
     ) -> Poll<Result<Notification>> {
@@ -71,7 +79,7 @@ impl NotificationInbox {
 
     fn next(
         &self,
-        fabric: &FabricInner,
+        fabric: &impl InboxHost,
         mut messages: impl FnMut() -> Poll<Result<Message>>,
     ) -> Poll<Result<Notification>> {
         // No holder panics half way through a change, so a poisoned lock holds good data. It stays locked while messages

@@ -4,7 +4,7 @@
 //! endpoint on the same first device and the same worker thread. Only notifications go over it. So they take no imm,
 //! and none of the receives that the program posts. The companion is no part of what a fabric shows of its transports.
 //!
-//! A notification is cut into fragments, each one message: a [`Header`] and at most [`PAYLOAD`] bytes. Devices deliver
+//! `outgoing.rs`, beside this folder, sends them. A notification is cut into fragments, each one message: a [`Header`] and at most [`PAYLOAD`] bytes. Devices deliver
 //! messages in any order, so each fragment has a number, and the receiver puts them in order ([`Assembly`]). The numbers
 //! of fragments that failed never arrive: later headers say so ([`SendSequence`]).
 //!
@@ -15,17 +15,16 @@ mod assembly;
 mod header;
 mod inbox;
 mod outbox;
-mod outgoing;
 mod sequence;
 mod stream;
 
 use std::sync::Arc;
 
 use assembly::Assembly;
-use header::{BLOCK, Header, PAYLOAD};
-pub(crate) use inbox::NotificationInbox;
-pub(crate) use outbox::Outbox;
-pub(crate) use outgoing::Outgoing;
+use header::BLOCK;
+pub(crate) use header::{Header, PAYLOAD};
+pub(crate) use inbox::{InboxHost, NotificationInbox};
+pub(crate) use outbox::{HeldBlocks, Outbox};
 pub(crate) use sequence::SendSequence;
 pub use stream::{NextNotification, Notifications};
 

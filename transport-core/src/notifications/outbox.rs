@@ -20,7 +20,7 @@ struct Blocks {
 }
 
 /// Blocks of an outbox, one per fragment. Dropping them frees them.
-pub(super) struct HeldBlocks {
+pub(crate) struct HeldBlocks {
     pub outbox: Arc<Outbox>,
     numbers: Vec<u32>,
     peer: PeerId,
@@ -33,18 +33,13 @@ impl Outbox {
         Self { region, blocks: Mutex::new(Blocks { free, held: HashMap::new() }) }
     }
 
-    pub(super) fn region(&self) -> &Arc<RegionInner> {
+    pub fn region(&self) -> &Arc<RegionInner> {
         &self.region
     }
 
     /// Takes blocks for a notification to a peer. A peer may hold no more blocks than are free: then one that takes
     /// nothing leaves half of the memory to the others.
-    pub(super) fn take(
-        self: &Arc<Self>,
-        peer: PeerId,
-        count: usize,
-        operation: &'static str,
-    ) -> Result<HeldBlocks> {
+    pub fn take(self: &Arc<Self>, peer: PeerId, count: usize, operation: &'static str) -> Result<HeldBlocks> {
         let mut blocks = self.lock();
         let (held, free) = (blocks.held.get(&peer).copied().unwrap_or(0), blocks.free.len());
         if held + count > free {

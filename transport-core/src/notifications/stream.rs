@@ -46,12 +46,12 @@ impl Notifications {
 
     /// The next notification, if it has arrived.
     pub fn try_next(&mut self) -> Option<Result<Notification>> {
-        self.notifier()?.inbox.try_next(&self.fabric.0)
+        self.notifier()?.inbox.try_next(&*self.fabric.0)
     }
 
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<Notification>> {
         match self.fabric.0.notifier() {
-            Some(notifier) => notifier.inbox.poll_next(&self.fabric.0, &mut self.id, context.waker()),
+            Some(notifier) => notifier.inbox.poll_next(&*self.fabric.0, &mut self.id, context.waker()),
             None => Poll::Pending,
         }
     }

@@ -7,6 +7,7 @@ use std::process::{Command, ExitCode};
 use benches::BenchResult;
 use benches::compare::{Compared, median, read};
 use benches::inside::is_in_machine;
+use benches::ping_pong::AnnouncedBy;
 use benches::processes::{BenchDevices, ConnectedWriter, ProcessRole, pin};
 
 use crate::perftest::row;
@@ -29,9 +30,9 @@ pub struct Pings {
 impl Pings {
     /// Prints half of the median round trip.
     pub fn run(self) -> BenchResult<ExitCode> {
-        let writer = ConnectedWriter::echo(&self.ports, SIZE)?;
+        let writer = ConnectedWriter::echo(&self.ports, SIZE, AnnouncedBy::Imm)?;
         pin(ProcessRole::Writer)?;
-        let latency = writer.ping_pong(SIZE).latency(COUNT)?;
+        let latency = writer.ping_pong(SIZE, AnnouncedBy::Imm)?.latency(COUNT)?;
         println!(r#"{{"size":{SIZE},"count":{COUNT},"latency_us":{:.3}}}"#, latency.as_secs_f64() * 1e6);
         Ok(ExitCode::SUCCESS)
     }

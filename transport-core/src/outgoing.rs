@@ -4,11 +4,10 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use super::outbox::HeldBlocks;
-use super::{Header, MAX_LEN, Outbox, PAYLOAD};
 use crate::engine::op::OpId;
 use crate::engine::peer::{CheckedRange, Link};
 use crate::engine::{AtEnd, Control, EngineHandle, SharedState, Work};
+use crate::notifications::{Header, HeldBlocks, MAX_LEN, Outbox, PAYLOAD};
 use crate::operations::message;
 use crate::peer::PeerInner;
 use crate::spi::{Operations, WorkKind};

@@ -1,0 +1,117 @@
+//! How long after a write the target learns of it, by an imm and by a notification: the same ping-pong between two
+//! processes, in turn.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use backend_efa::{Efa, EfaConfig};
+use backend_loopback::Loopback;
+use benches::ping_pong::AnnouncedBy;
+use benches::processes::{BenchDevices, ConnectedWriter, ProcessRole, Target, pin, transport};
+use benches::{BenchResult, exit_code};
+use clap::{Parser, Subcommand};
+use transport_core::TransportConfig;
+
+#[derive(Parser)]
+struct NotificationArguments {
+    #[command(subcommand)]
+    what: NotificationCommand,
+}
+
+#[derive(Subcommand)]
+enum NotificationCommand {
+    /// Compares imms and notifications.
+    Compare(Comparison),
+    /// The other side.
+    #[command(hide = true)]
+    Target(Target<Over>),
+}
+
+fn main() -> ExitCode {
+    let done = match NotificationArguments::parse().what {
+        NotificationCommand::Compare(comparison) => comparison.run().map(|()| ExitCode::SUCCESS),
+        NotificationCommand::Target(target) => target.run(),
+    };
+    exit_code("notifications", done)
+}
+
+#[derive(clap::Args)]
+struct Comparison {
+    #[command(flatten)]
+    over: Over,
+    /// Bytes of each write.
+    #[arg(long, default_value_t = 4096)]
+    size: usize,
+    /// Pairs of runs.
+    #[arg(long, default_value_t = 9)]
+    pairs: usize,
+    /// Round trips of each run.
+    #[arg(long, default_value_t = 5000)]
+    trips: usize,
+}
+
+impl Comparison {
+    /// Prints the median of each, and of their ratio.
+    fn run(&self) -> BenchResult<()> {
+        let (mut imms, mut notifications, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
+        for _ in 0..self.pairs {
+            let imm = self.latency(AnnouncedBy::Imm)?;
+            let notification = self.latency(AnnouncedBy::Notification)?;
+            imms.push(imm.as_secs_f64() * 1e6);
+            notifications.push(notification.as_secs_f64() * 1e6);
+            ratios.push(notification.as_secs_f64() / imm.as_secs_f64());
+        }
+        println!(
+            "{}, {} bytes, one way: imm {:.2} us, notification {:.2} us, ratio {:.2}",
+            self.over.over,
+            self.size,
+            median(&mut imms),
+            median(&mut notifications),
+            median(&mut ratios)
+        );
+        Ok(())
+    }
+
+    fn latency(&self, announced: AnnouncedBy) -> BenchResult<Duration> {
+        // A thread of its own, which alone is bound to a core: the next target must be free to choose another.
+        let measure = || {
+            let writer =
+                ConnectedWriter::echo(&self.over, self.size, announced).map_err(|why| why.to_string())?;
+            let pinned = pin(ProcessRole::Writer).and_then(|()| writer.ping_pong(self.size, announced));
+            pinned.and_then(|mut ping_pong| ping_pong.latency(self.trips)).map_err(|why| why.to_string())
+        };
+        let measured = std::thread::scope(|scope| scope.spawn(measure).join());
+        Ok(measured.map_err(|_| "the measurement has panicked")??)
+    }
+}
+
+fn median(values: &mut [f64]) -> f64 {
+    values.sort_unstable_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+/// What carries the writes.
+#[derive(clap::Args, Clone)]
+struct Over {
+    /// loopback, or a provider of libfabric: tcp, shm, ...
+    #[arg(long, default_value = "loopback")]
+    over: String,
+}
+
+impl BenchDevices for Over {
+    const PINS: bool = true;
+
+    fn transport(&self, _: ProcessRole) -> BenchResult<TransportConfig> {
+        match self.over.as_str() {
+            "loopback" => transport(Loopback::new(), None),
+            provider => {
+                let config = EfaConfig::default().provider(provider);
+                transport(Efa::with(if provider == "shm" { config } else { config.node("127.0.0.1") }), None)
+            }
+        }
+    }
+
+    fn arguments(&self) -> Vec<String> {
+        vec!["--over".to_owned(), self.over.clone()]
+    }
+}
