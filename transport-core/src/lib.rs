@@ -9,6 +9,7 @@
 //! - [`Region`], [`Descriptor`], [`RemoteRegion`]: local memory, the bytes that describe it, and a peer's memory.
 //!   [`Memory`] and [`HostBuffer`] own memory, [`copy`] moves it. On Linux, [`P2pAllocator`] allocates memory of
 //!   devices.
+//! - [`Catalogue`], [`RemoteCatalogue`]: many regions at once, found by address.
 //! - [`Peer`] and its operations, with [`WriteOptions`] and [`Pages`]. [`PeerGroup`] addresses many peers at once. An
 //!   [`Explanation`] says what an operation would do. [`Op`] is the future of an operation. The target uses
 //!   [`ImmCounter`] and [`RecvPool`]. [`wait`] blocks on any future if there is no executor. A GPU waits for a
@@ -49,6 +50,7 @@
 
 #![deny(unsafe_code)]
 
+mod catalogue;
 mod descriptor;
 mod explain;
 #[allow(unsafe_code, reason = "passes the contract of registration on to the caller")]
@@ -78,6 +80,7 @@ mod striping;
 #[cfg(test)]
 mod tests;
 
+pub use catalogue::{Catalogue, RemoteCatalogue};
 #[cfg(feature = "tls")]
 pub use control::TlsBootstrap;
 pub use control::{
@@ -115,6 +118,6 @@ pub use remote::RemoteRegion;
 #[cfg(unix)]
 pub use spi::DmaBuf;
 pub use spi::{
-    Access, Clock, Error, ErrorKind, Flush, HostBuffer, Locality, Memory, MemoryKind, Paths, Result, Signal,
-    StagingPolicy, SystemClock, Time, VirtualClock, WakeupHandle, WakeupPipe, copy,
+    Access, Clock, Error, ErrorKind, Flush, HostBuffer, HostRange, Locality, Memory, MemoryKind, Paths,
+    Result, Signal, StagingPolicy, SystemClock, Time, VirtualClock, WakeupHandle, WakeupPipe, copy,
 };

@@ -20,7 +20,10 @@ use crate::engine::index::{GroupIndex, TransportIndex};
 use crate::engine::peer::{Link, PeerState};
 use crate::fabric::FabricInner;
 use crate::spi::{Connector, PeerSlot};
-use crate::{Descriptor, Error, ErrorKind, ImmCounter, PathPolicy, PeerId, RemoteRegion, Result};
+use crate::{
+    Access, Descriptor, Error, ErrorKind, Fabric, ImmCounter, PathPolicy, PeerId, RemoteCatalogue,
+    RemoteRegion, Result,
+};
 
 pub(crate) use barriers::{Barriers, MAX_AHEAD, Refusal};
 pub use closed::PeerClosed;
@@ -117,6 +120,36 @@ impl Peer {
             let why = "the descriptor has no entry for a transport that reaches its owner";
             Error::new(ErrorKind::Unreachable, "import", why)
         }))
+    }
+
+    /// Makes the regions of a peer's [`Catalogue`](crate::Catalogue) usable here: each is imported when it is first found.
+    /// `bytes` are those of [`Catalogue::to_bytes`](crate::Catalogue::to_bytes).
+    ///
+    /// # Errors
+    /// `Protocol` or `Version` if the bytes are no catalogue that this library reads.
+    pub fn import_catalogue(&self, bytes: &[u8]) -> Result<RemoteCatalogue> {
+        RemoteCatalogue::new(self, bytes)
+    }
+
+    /// Looks up a catalogue that the peer published ([`Catalogue::publish`](crate::Catalogue::publish)), and imports it:
+    /// a lookup and a read, for any number of regions. `fabric` is the one that the peer is connected to.
+    ///
+    /// # Errors
+    /// Those of [`Peer::region`], [`Peer::read`] and [`Peer::import_catalogue`].
+    pub fn catalogue(
+        &self,
+        fabric: &Fabric,
+        name: &str,
+    ) -> impl Future<Output = Result<RemoteCatalogue>> + Send + 'static {
+        let (peer, fabric, region) = (self.clone(), fabric.clone(), self.region(name));
+        async move {
+            let published = region.await?;
+            let landing = fabric.alloc(published.len(), Access::LOCAL)?;
+            peer.read(&landing, 0..published.len(), &published, 0)?.await?;
+            let mut bytes = vec![0; landing.len()];
+            landing.copy_out(0, &mut bytes)?;
+            peer.import_catalogue(&bytes)
+        }
     }
 
     /// Looks up a region that the peer published, and imports it.

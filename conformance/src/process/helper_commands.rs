@@ -14,6 +14,8 @@
 //! | `pages SRC REMOTE COUNT PAGE SEED IMM` | |
 //! | `send SRC FROM LEN IMM`, `receive DST AT LEN`, `wait-receive` | length and imm |
 //! | `sends SRC FROM LEN COUNT`, `pool COUNT SIZE`, `wait-pool COUNT SIZE` | |
+//! | `alloc-catalogue NAME COUNT LEN` | publishes a catalogue of regions, each with the content of its number |
+//! | `address NAME NUMBER` | the address of a region of the catalogue |
 //! | `notify LEN SEED`, `take-notification LEN SEED` | |
 //! | `imms IMM COUNT`, `expect IMM COUNT`, `barrier NAME` | |
 //! | `wait-closed` | the kind of error with which the peer closed |
@@ -27,7 +29,9 @@ use std::process::ExitCode;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use transport_core::{Grant, Listener, Op, Pages, Peer, PeerGroup, RecvPool, SendOptions, WriteOptions};
+use transport_core::{
+    Catalogue, Grant, Listener, Op, Pages, Peer, PeerGroup, RecvPool, SendOptions, WriteOptions,
+};
 
 use super::{LIMIT, ResourceUsage, default_fabric, multi_transport_fabric, notifying_fabric, worker_fabric};
 use crate::backend_under_test::{BackendUnderTest, Variant};
@@ -90,6 +94,7 @@ struct Helper {
     regions: HashMap<String, CheckedRegion>,
     receive: Option<Op>,
     pool: Option<RecvPool>,
+    catalogue: Option<Catalogue>,
 }
 
 /// The words of a command, taken one by one.
@@ -110,8 +115,8 @@ impl Words<'_> {
 
 impl Helper {
     fn new(context: TrialContext) -> Self {
-        let (fabric, listener, peer, receive, pool) = (None, None, None, None, None);
-        Self { context, fabric, listener, peer, regions: HashMap::new(), receive, pool }
+        let (fabric, listener, peer, receive, pool, catalogue) = (None, None, None, None, None, None);
+        Self { context, fabric, listener, peer, regions: HashMap::new(), receive, pool, catalogue }
     }
 
     /// Runs one command and returns the text of its response.
@@ -149,6 +154,20 @@ impl Helper {
                 let error = within(LIMIT, "the close of the peer", self.peer()?.closed())?;
                 return Ok(format!("{:?}", error.kind()));
             }
+            "alloc-catalogue" => {
+                let (name, count, len): (String, u64, usize) = (words.next()?, words.next()?, words.next()?);
+                let region = |seed| CheckedRegion::new(self.fabric()?, len, FULL_ACCESS, seed);
+                let regions = (0..count).map(region).collect::<TestResult<Vec<_>>>()?;
+                let catalogue = Catalogue::new(regions.into_iter().map(|checked| checked.region));
+                catalogue.publish(self.fabric()?, &name)?;
+                self.catalogue = Some(catalogue);
+            }
+            "address" => {
+                let (_, number): (String, usize) = (words.next()?, words.next()?);
+                let missing = || TrialFailure::new("no catalogue");
+                let catalogue = self.catalogue.as_ref().ok_or_else(missing)?;
+                return Ok((catalogue.regions()[number].as_ptr() as u64).to_string());
+            }
             "notify" => {
                 let (len, seed): (usize, u64) = (words.next()?, words.next()?);
                 self.peer()?.notify(&notification(len, seed))?.wait(LIMIT)?;
@@ -176,6 +195,7 @@ impl Helper {
     fn close(&mut self) {
         (self.listener, self.peer, self.receive, self.pool) = (None, None, None, None);
         self.regions.clear();
+        self.catalogue = None;
         if let Some(fabric) = self.fabric.take() {
             fabric.close();
         }

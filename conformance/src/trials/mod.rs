@@ -2,6 +2,7 @@
 
 mod barrier;
 mod cancel;
+mod catalogue;
 mod cleanup;
 mod close;
 mod cross_process;
@@ -49,6 +50,7 @@ pub fn trials() -> impl Iterator<Item = &'static Trial> {
         write::TRIALS,
         read::TRIALS,
         pages::TRIALS,
+        catalogue::TRIALS,
         paths::TRIALS,
         prepared::TRIALS,
         imm::TRIALS,

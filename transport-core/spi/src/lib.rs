@@ -70,10 +70,10 @@ pub use error::{Error, ErrorKind, Result};
 pub use flush::Flushes;
 #[cfg(unix)]
 pub use memory::DmaBuf;
-pub use memory::HostBuffer;
 #[cfg(target_os = "linux")]
 pub use memory::commit_file;
 pub use memory::{Access, Flush, Locality, Memory, MemoryKind};
+pub use memory::{HostBuffer, HostRange};
 #[cfg(unix)]
 pub use memory::{Mapping, page_size};
 pub use paths::Paths;

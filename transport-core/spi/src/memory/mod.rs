@@ -1,6 +1,7 @@
 //! The owners of memory that a device may touch, and what peers may do with that memory.
 
 mod host_buffer;
+mod host_range;
 #[cfg(unix)]
 #[cfg_attr(miri, allow(dead_code, reason = "miri has no mmap of files"))]
 pub(crate) mod mapping;
@@ -11,6 +12,7 @@ use std::sync::Arc;
 
 use crate::Result;
 pub use host_buffer::HostBuffer;
+pub use host_range::HostRange;
 #[cfg(target_os = "linux")]
 pub use mapping::commit_file;
 #[cfg(unix)]
