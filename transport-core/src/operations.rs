@@ -12,7 +12,7 @@ use crate::engine::memory::{RegionInner, RemoteInner};
 use crate::engine::op::OpId;
 use crate::engine::peer::{CheckedRange, Link};
 use crate::engine::plan::{ListPlan, PieceRule, Shape};
-use crate::engine::{AtEnd, SharedState, Submission, Work};
+use crate::engine::{OnEnd, SharedState, Submission, Work};
 use crate::list::plan;
 use crate::options::{PER_WR_UNIT, ReadOptions, SendOptions, WriteOptions};
 use crate::outgoing::Outgoing;
@@ -741,21 +741,21 @@ impl Peer {
                 result => Ok(result.map_or(op, Op::ready)),
             };
         }
-        let (sends, at_end) = outgoing.hold(options.deadline);
+        let (sends, on_end) = outgoing.hold(options.deadline);
         let op =
-            self.submit_parts(parts, options.trigger.as_ref(), options.deadline, operation, Some(at_end))?;
+            self.submit_parts(parts, options.trigger.as_ref(), options.deadline, operation, Some(on_end))?;
         Ok(Op::and_then_quietly(op, sends))
     }
 
     /// Submits the parts of an operation as one. All parts have the same imm; one that comes last comes after all parts.
-    /// Calls `at_end` when all of them are over.
+    /// Calls `on_end` when all of them are over.
     pub(crate) fn submit_parts(
         &self,
         parts: impl IntoIterator<Item = Part>,
         trigger: Option<&Trigger>,
         deadline: Option<Duration>,
         operation: &'static str,
-        at_end: Option<AtEnd>,
+        on_end: Option<OnEnd>,
     ) -> Result<Op> {
         let times = self.times(trigger, deadline);
         let mut shares = Vec::new();
@@ -770,8 +770,8 @@ impl Peer {
             }
         }
         let imm_comes_last = |(_, work): &(_, Work)| work.imm.is_some() && work.imm_mode == ImmMode::Last;
-        let is_shared = at_end.is_some() || shares.len() > 1 && shares.first().is_some_and(imm_comes_last);
-        let shared = is_shared.then(|| Arc::new(SharedState::new(shares.len() as u32, at_end)));
+        let is_shared = on_end.is_some() || shares.len() > 1 && shares.first().is_some_and(imm_comes_last);
+        let shared = is_shared.then(|| Arc::new(SharedState::new(shares.len() as u32, on_end)));
         let ops = shares.into_iter().map(|(slot, work)| {
             let work = Work { shared: shared.clone(), ..work };
             self.submit_share(slot, work, times.clone(), operation)

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::engine::op::OpId;
 use crate::engine::peer::{CheckedRange, Link};
-use crate::engine::{AtEnd, Control, EngineHandle, SharedState, Work};
+use crate::engine::{Control, EngineHandle, OnEnd, SharedState, Work};
 use crate::notifications::{Header, HeldBlocks, MAX_LEN, Outbox, PAYLOAD};
 use crate::operations::message;
 use crate::peer::PeerInner;
@@ -125,7 +125,7 @@ impl<'a> Outgoing<'a> {
 
     /// Submits the notification, to begin once the function that this returns is called with true. If that is called
     /// with false, the notification is cancelled.
-    pub fn hold(self, deadline: Option<Duration>) -> (Vec<Op>, AtEnd) {
+    pub fn hold(self, deadline: Option<Duration>) -> (Vec<Op>, OnEnd) {
         let Self { peer, slots, shipment, .. } = self;
         let ids: Vec<OpId> = slots.iter().map(OpSlot::id).collect();
         let submit = |(fragment, slot): (usize, OpSlot<'_>)| {
@@ -133,7 +133,7 @@ impl<'a> Outgoing<'a> {
             peer.submit_share(slot, shipment.work(fragment), times, "notify")
         };
         let ops = slots.into_iter().enumerate().map(submit).collect();
-        let at_end = move |succeeded: bool| {
+        let on_end = move |succeeded: bool| {
             // If a fragment has ended before, by a cancel or its deadline, the others are of no use.
             let starts = succeeded && !shipment.lock().ended.contains(&true);
             if starts {
@@ -146,7 +146,7 @@ impl<'a> Outgoing<'a> {
                 }
             }
         };
-        (ops, Box::new(at_end))
+        (ops, Box::new(on_end))
     }
 }
 
@@ -181,10 +181,10 @@ impl Shipment {
         let range = self.range(fragment);
         let (local, len) = (range.start as u64, range.len() as u64);
         let this = Arc::clone(self);
-        let at_end: AtEnd = Box::new(move |has_arrived| this.end(fragment, has_arrived));
+        let on_end: OnEnd = Box::new(move |has_arrived| this.end(fragment, has_arrived));
         let region = Region(Arc::clone(self.outbox.region()));
         let work = message(&region, CheckedRange { local, remote: 0, len }, None);
-        Work { shared: Some(Arc::new(SharedState::new(1, Some(at_end)))), ..work }
+        Work { shared: Some(Arc::new(SharedState::new(1, Some(on_end)))), ..work }
     }
 
     /// Notes that a fragment has ended. If it has failed, the peer may wait for it, so it has to be told.

@@ -87,7 +87,7 @@ use multirail_spi as spi;
 pub use op::{Cancel, Op, OpId, Outcome, wait};
 pub use operation::ImmMode;
 #[doc(hidden)]
-pub use operation::{AtEnd, DrainAnswer, DrainReply, SharedState, Work, drain_answer};
+pub use operation::{DrainAnswer, DrainReply, OnEnd, SharedState, Work, drain_answer};
 pub use peer_id::PeerId;
 #[doc(hidden)]
 pub use rail::{Inbox, PoolPart, Rail, RailCounts};

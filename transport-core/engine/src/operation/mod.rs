@@ -12,4 +12,4 @@ pub(super) use active::{ActiveOp, ActiveRail, NextRun, Stage};
 pub(super) use drains::Drains;
 pub use drains::{DrainAnswer, DrainReply, drain_answer};
 pub(super) use revocations::{LocalUse, Revocation, Revocations};
-pub use work::{AtEnd, ImmMode, SharedState, Work};
+pub use work::{ImmMode, OnEnd, SharedState, Work};

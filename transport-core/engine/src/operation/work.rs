@@ -153,7 +153,7 @@ impl Work {
     /// deliver: something else announces them.
     #[inline]
     pub fn is_announced(&self) -> bool {
-        self.kind == WorkKind::Write && self.shared.as_ref().is_some_and(|shared| shared.at_end.is_some())
+        self.kind == WorkKind::Write && self.shared.as_ref().is_some_and(|shared| shared.on_end.is_some())
     }
 
     /// Notes that the operation has failed, or never began. Only then [`SharedState`] calls its function with false.
@@ -258,17 +258,17 @@ pub struct SharedState {
     undelivered: AtomicU32,
     /// Whether a share has failed.
     failed: AtomicBool,
-    at_end: Option<AtEnd>,
+    on_end: Option<OnEnd>,
 }
 
 /// A function that is called when an operation is over, with whether it has succeeded. It runs in the thread that drives
 /// the engine, so it must not block.
-pub type AtEnd = Box<dyn FnOnce(bool) + Send + Sync>;
+pub type OnEnd = Box<dyn FnOnce(bool) + Send + Sync>;
 
 impl SharedState {
     /// The state of an operation that so many engines share.
-    pub fn new(engines: u32, at_end: Option<AtEnd>) -> Self {
-        Self { undelivered: AtomicU32::new(engines), failed: AtomicBool::new(false), at_end }
+    pub fn new(engines: u32, on_end: Option<OnEnd>) -> Self {
+        Self { undelivered: AtomicU32::new(engines), failed: AtomicBool::new(false), on_end }
     }
 
     /// Notes that the calling engine has delivered its bytes. Returns true if it is the last engine.
@@ -281,8 +281,8 @@ impl SharedState {
 /// The engines hold the state by the work of their shares, and drop that when nothing of a share is posted any more.
 impl Drop for SharedState {
     fn drop(&mut self) {
-        if let Some(at_end) = self.at_end.take() {
-            at_end(!*self.failed.get_mut());
+        if let Some(on_end) = self.on_end.take() {
+            on_end(!*self.failed.get_mut());
         }
     }
 }
