@@ -502,7 +502,19 @@ impl Peer {
     /// `Unreachable` (a path that the [`PathPolicy`] does not allow), `Busy` (so many notifications are under way that
     /// this side's memory for them is used up: await some).
     pub fn notify(&self, bytes: &[u8]) -> Result<Op> {
-        Outgoing::prepare(self, bytes, PathPolicy::ANY, "notify")?.send(None)
+        self.notify_with(bytes, &SendOptions::default())
+    }
+
+    /// As [`Peer::notify`], with options.
+    ///
+    /// # Errors
+    /// Those of [`Peer::notify`], and `InvalidRequest` for an imm, which a notification does not carry.
+    pub fn notify_with(&self, bytes: &[u8], options: &SendOptions) -> Result<Op> {
+        if options.imm.is_some() {
+            let why = "a notification carries no imm; put its bits into the bytes, or call write_imm too";
+            return Err(Error::new(ErrorKind::InvalidRequest, "notify", why));
+        }
+        Outgoing::prepare(self, bytes, options.path_policy, "notify")?.send(options.deadline)
     }
 
     /// Touches every rail to this peer, so that the first operation later costs no more than the ones after it. A

@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::engine::op::OpId;
 use crate::engine::peer::{CheckedRange, Link};
 use crate::engine::{Control, EngineHandle, OnEnd, SharedState, Work};
-use crate::notifications::{Header, HeldBlocks, MAX_LEN, Outbox, PAYLOAD};
+use crate::notifications::{Header, HeldBlocks, MAX_EARLY, MAX_LEN, Outbox, PAYLOAD};
 use crate::operations::message;
 use crate::peer::PeerInner;
 use crate::spi::{Operations, WorkKind};
@@ -29,6 +29,8 @@ struct Shipment {
     engine: Arc<EngineHandle>,
     outbox: Arc<Outbox>,
     len: usize,
+    /// Whether this is no notification, but a message that tells the floor.
+    tells_floor: bool,
     state: Mutex<ShipmentState>,
 }
 
@@ -55,27 +57,23 @@ impl<'a> Outgoing<'a> {
         let notifier = fabric.as_ref().and_then(|fabric| fabric.notifier()).ok_or_else(|| {
             unsupported("this fabric was opened without notifications: see FabricBuilder::notifications")
         })?;
-        let link = peer.0.links.iter().find(|link| link.engine.for_notifications && link.is_up());
-        let link = link.ok_or_else(|| {
-            unsupported(
-                "the peer's fabric was opened without notifications: see FabricBuilder::notifications",
-            )
-        })?;
-        let caps = link.capabilities_for(Operations::SEND, None, operation)?;
         let policy = peer.path_policy().and(policy);
-        if policy != PathPolicy::ANY {
-            policy.check(caps.path, &link.label, operation)?;
-        }
+        let link = companion(peer, policy, operation)?;
         if bytes.len() > MAX_LEN {
             let why = format!("a notification has at most {MAX_LEN} bytes, and this one {}", bytes.len());
             return Err(Error::new(ErrorKind::TooLarge, operation, why));
         }
         let fragments = bytes.len().div_ceil(PAYLOAD).max(1);
+        // The peer keeps those that overtake others, but not any number.
+        if peer.0.context.send_sequence().under_way() + fragments > MAX_EARLY / 2 {
+            let why = "too many notifications to this peer are under way behind one that has not ended; await some of them";
+            return Err(Error::new(ErrorKind::Busy, operation, why));
+        }
         let blocks = notifier.outbox.take(peer.id(), fragments, operation)?;
         for (fragment, payload) in bytes.chunks(PAYLOAD).enumerate() {
             notifier.outbox.region().copy_in(blocks.offset(fragment) + Header::LEN, payload)?;
         }
-        Self::with_blocks(peer, link, blocks, bytes.len(), operation)
+        Self::with_blocks(peer, link, blocks, bytes.len(), false, operation)
     }
 
     fn with_blocks(
@@ -83,6 +81,7 @@ impl<'a> Outgoing<'a> {
         link: &'a Link,
         blocks: HeldBlocks,
         len: usize,
+        tells_floor: bool,
         operation: &'static str,
     ) -> Result<Self> {
         let fragments = blocks.len();
@@ -92,6 +91,7 @@ impl<'a> Outgoing<'a> {
             engine: Arc::clone(&link.engine),
             outbox: Arc::clone(&blocks.outbox),
             len,
+            tells_floor,
             state: Mutex::new(ShipmentState { blocks, first: None, ended: vec![false; fragments] }),
         });
         Ok(Self { peer, link, slots, shipment })
@@ -107,6 +107,7 @@ impl<'a> Outgoing<'a> {
     pub fn send_after(self, first: Op, deadline: Option<Duration>) -> Result<Op> {
         let Self { peer, link, slots, shipment } = self;
         shipment.number();
+        let times = peer.times(None, deadline);
         let mut ops = Vec::new();
         for (fragment, slot) in slots.into_iter().enumerate() {
             let Range { start, end } = shipment.range(fragment);
@@ -117,8 +118,7 @@ impl<'a> Outgoing<'a> {
                 ops.extend(result.filter(Result::is_err).map(Op::ready));
                 continue;
             }
-            let times = peer.times(None, deadline);
-            ops.push(peer.submit_share(slot, shipment.work(fragment), times, "notify"));
+            ops.push(peer.submit_share(slot, shipment.work(fragment), times.clone(), "notify"));
         }
         Ok(if ops.is_empty() { first } else { Op::and_then_quietly(first, ops) })
     }
@@ -128,9 +128,9 @@ impl<'a> Outgoing<'a> {
     pub fn hold(self, deadline: Option<Duration>) -> (Vec<Op>, OnEnd) {
         let Self { peer, slots, shipment, .. } = self;
         let ids: Vec<OpId> = slots.iter().map(OpSlot::id).collect();
+        let times = peer.times(Some(&Trigger::held()), deadline);
         let submit = |(fragment, slot): (usize, OpSlot<'_>)| {
-            let times = peer.times(Some(&Trigger::held()), deadline);
-            peer.submit_share(slot, shipment.work(fragment), times, "notify")
+            peer.submit_share(slot, shipment.work(fragment), times.clone(), "notify")
         };
         let ops = slots.into_iter().enumerate().map(submit).collect();
         let on_end = move |succeeded: bool| {
@@ -187,38 +187,45 @@ impl Shipment {
         Work { shared: Some(Arc::new(SharedState::new(1, Some(on_end)))), ..work }
     }
 
-    /// Notes that a fragment has ended. If it has failed, the peer may wait for it, so it has to be told.
+    /// Notes that a fragment has ended. If it has failed, the peer may wait for it, and has to be told.
     fn end(&self, fragment: usize, has_arrived: bool) {
         let Some(peer) = self.peer.upgrade() else { return };
         let mut state = self.lock();
         state.ended[fragment] = true;
-        let Some(first) = state.first else { return };
-        let gap = {
-            let mut sequence = peer.context.send_sequence();
-            sequence.end(first + fragment as u64, has_arrived);
-            sequence.gap()
-        };
         let all_have_ended = !state.ended.contains(&false);
-        if let Some(floor) = gap.filter(|_| all_have_ended && peer.is_alive())
-            && let Some(block) = state.blocks.split_one()
-        {
-            drop(state);
-            if let Err(error) = self.tell_floor(&Peer(peer), block, floor) {
-                tracing::debug!(%error, "the peer is told of a failed notification when the next one ends");
+        let floor = {
+            let mut sequence = peer.context.send_sequence();
+            match state.first {
+                _ if self.tells_floor => sequence.end_telling(has_arrived),
+                Some(first) => sequence.end(first + fragment as u64, has_arrived),
+                None => return,
             }
+            // A message that could not tell the floor is not repeated at once: it would fail again.
+            let may_tell = all_have_ended && peer.is_alive() && (has_arrived || !self.tells_floor);
+            if may_tell { sequence.begin_telling() } else { None }
+        };
+        let Some(floor) = floor else { return };
+        let block = state.blocks.split_one();
+        drop(state);
+        let told = match block {
+            Some(block) => self.tell_floor(&Peer(Arc::clone(&peer)), block, floor),
+            None => Ok(()),
+        };
+        if let Err(error) = told {
+            tracing::debug!(%error, "the peer is told of a failed notification when the next one ends");
+            peer.context.send_sequence().end_telling(false);
         }
     }
 
     /// Sends the peer a message without a fragment. It has no deadline, because nothing would repeat it.
     fn tell_floor(&self, peer: &Peer, block: HeldBlocks, floor: u64) -> Result<()> {
         let link = &peer.0.links[self.engine.group];
-        let Outgoing { mut slots, shipment, .. } = Outgoing::with_blocks(peer, link, block, 0, "notify")?;
+        let mut outgoing = Outgoing::with_blocks(peer, link, block, 0, true, "notify")?;
         let header = Header { number: 0, floor, offset: 0, total: Header::SKIP };
-        shipment.lock().write_header(0, header);
-        peer.0.context.send_sequence().note_told(floor);
-        if let Some(slot) = slots.pop() {
+        outgoing.shipment.lock().write_header(0, header);
+        if let Some(slot) = outgoing.slots.pop() {
             let times = peer.times(None, Some(Duration::MAX));
-            peer.submit_share(slot, shipment.work(0), times, "notify").detach();
+            peer.submit_share(slot, outgoing.shipment.work(0), times, "notify").detach();
         }
         Ok(())
     }
@@ -235,4 +242,26 @@ impl ShipmentState {
         let written = region.copy_in(self.blocks.offset(fragment), &header.to_bytes());
         debug_assert!(written.is_ok(), "blocks lie inside the region");
     }
+}
+
+/// The first companion that reaches the peer by a path that the policy allows.
+fn companion<'a>(peer: &'a Peer, policy: PathPolicy, operation: &'static str) -> Result<&'a Link> {
+    let companions = || peer.0.links.iter().filter(|link| link.engine.for_notifications);
+    let mut refused = None;
+    for link in companions().filter(|link| link.is_up()) {
+        let caps = link.capabilities_for(Operations::SEND, None, operation)?;
+        match policy.check(caps.path, &link.label, operation) {
+            Ok(()) => return Ok(link),
+            Err(error) => refused = refused.or(Some(error)),
+        }
+    }
+    let reasons = companions().filter_map(|link| link.refused.as_deref());
+    let unsupported = || {
+        let why = format!(
+            "the peer takes no notifications: both fabrics have to be opened with FabricBuilder::notifications ({})",
+            reasons.collect::<Vec<_>>().join("; ")
+        );
+        Error::new(ErrorKind::Unsupported, operation, why)
+    };
+    Err(refused.unwrap_or_else(unsupported))
 }

@@ -132,18 +132,18 @@ impl Peer {
     }
 
     /// Looks up a catalogue that the peer published ([`Catalogue::publish`](crate::Catalogue::publish)), and imports it:
-    /// a lookup and a read, for any number of regions. `fabric` is the one that the peer is connected to.
+    /// a lookup and a read, for any number of regions.
     ///
     /// # Errors
-    /// Those of [`Peer::region`], [`Peer::read`] and [`Peer::import_catalogue`].
-    pub fn catalogue(
-        &self,
-        fabric: &Fabric,
-        name: &str,
-    ) -> impl Future<Output = Result<RemoteCatalogue>> + Send + 'static {
-        let (peer, fabric, region) = (self.clone(), fabric.clone(), self.region(name));
+    /// Those of [`Peer::region`], [`Peer::read`] and [`Peer::import_catalogue`]; `TooLarge` if what has the name is larger
+    /// than any catalogue.
+    pub fn catalogue(&self, name: &str) -> impl Future<Output = Result<RemoteCatalogue>> + Send + 'static {
+        let (peer, region) = (self.clone(), self.region(name));
         async move {
             let published = region.await?;
+            RemoteCatalogue::check_size(published.len())?;
+            let closed = || Error::new(ErrorKind::Closed, "catalogue", "the fabric is closed");
+            let fabric = Fabric(peer.0.context.fabric.upgrade().ok_or_else(closed)?);
             let landing = fabric.alloc(published.len(), Access::LOCAL)?;
             peer.read(&landing, 0..published.len(), &published, 0)?.await?;
             let mut bytes = vec![0; landing.len()];
@@ -180,7 +180,7 @@ impl Peer {
     pub fn explain(&self) -> String {
         let mut text = format!("{} ({}):", self.id(), self.0.context.identity.host);
         let mut taken = false;
-        for links in self.0.links_by_transport() {
+        for links in self.0.links_by_transport().filter(|links| !links[0].engine.for_notifications) {
             let link = &links[0];
             let rails = links.iter().flat_map(|link| &link.rails).flatten().count();
             let groups = match links.len() {

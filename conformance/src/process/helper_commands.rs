@@ -158,7 +158,7 @@ impl Helper {
                 let (name, count, len): (String, u64, usize) = (words.next()?, words.next()?, words.next()?);
                 let region = |seed| CheckedRegion::new(self.fabric()?, len, FULL_ACCESS, seed);
                 let regions = (0..count).map(region).collect::<TestResult<Vec<_>>>()?;
-                let catalogue = Catalogue::new(regions.into_iter().map(|checked| checked.region));
+                let catalogue = Catalogue::new(regions.into_iter().map(|checked| checked.region))?;
                 catalogue.publish(self.fabric()?, &name)?;
                 self.catalogue = Some(catalogue);
             }

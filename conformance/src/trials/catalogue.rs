@@ -22,14 +22,14 @@ fn regions(pair: &SimPair, count: u64) -> TestResult<Vec<CheckedRegion>> {
     (0..count).map(|seed| CheckedRegion::new(&pair.b, LEN, FULL_ACCESS, seed)).collect()
 }
 
-fn catalogue_of(regions: &[CheckedRegion]) -> Catalogue {
-    Catalogue::new(regions.iter().map(|checked| checked.region.clone()))
+fn catalogue_of(regions: &[CheckedRegion]) -> TestResult<Catalogue> {
+    Ok(Catalogue::new(regions.iter().map(|checked| checked.region.clone()))?)
 }
 
 fn finds_by_address(context: &TrialContext) -> TestResult {
     let pair = SimPair::new(context)?;
     let mut theirs = regions(&pair, 200)?;
-    let catalogue = catalogue_of(&theirs);
+    let catalogue = catalogue_of(&theirs)?;
     let imported = pair.to_b.import_catalogue(&catalogue.to_bytes())?;
     ensure_eq("the regions", (imported.len(), imported.describe(7)), (200, Some((LEN, FULL_ACCESS))))?;
     let src = CheckedRegion::new(&pair.a, LEN, Access::LOCAL, context.seed)?;
@@ -60,7 +60,7 @@ fn finds_by_address(context: &TrialContext) -> TestResult {
 fn refused(context: &TrialContext) -> TestResult {
     let pair = SimPair::new(context)?;
     let theirs = regions(&pair, 3)?;
-    let bytes = catalogue_of(&theirs).to_bytes();
+    let bytes = catalogue_of(&theirs)?.to_bytes();
     let imported = pair.to_b.import_catalogue(&bytes)?;
     pair.sim.output("a revocation", theirs[1].region.revoke()?)??;
     let address = |number: usize| theirs[number].region.as_ptr() as u64;
@@ -72,6 +72,9 @@ fn refused(context: &TrialContext) -> TestResult {
     }
     // The catalogue of another opening.
     let other = SimPair::new(context)?;
+    let mixed =
+        [&theirs[0].region, &CheckedRegion::new(&other.b, LEN, FULL_ACCESS, 9)?.region].map(Clone::clone);
+    ensure_err("two fabrics", Catalogue::new(mixed).map(drop), &[ErrorKind::InvalidRequest])?;
     let foreign = other.to_b.import_catalogue(&bytes)?;
     let found = foreign.find(address(0), LEN).map(drop);
     if pair.b.incarnation() != other.b.incarnation() {
@@ -91,7 +94,7 @@ fn between_processes(context: &TrialContext) -> TestResult {
     let fabric = worker_fabric(context)?;
     let (mut helper, peer) = HelperProcess::spawn_connected(context, &fabric)?;
     helper.command("alloc-catalogue kv 500 8192")?;
-    let catalogue = within(LIMIT, "a catalogue", peer.catalogue(&fabric, "kv"))??;
+    let catalogue = within(LIMIT, "a catalogue", peer.catalogue("kv"))??;
     ensure_eq("its regions", catalogue.len(), 500)?;
     let mut near = CheckedRegion::new(&fabric, 8192, Access::LOCAL, 1)?;
     for number in [0, 77, 499] {

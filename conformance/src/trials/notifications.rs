@@ -152,19 +152,19 @@ fn beside_imms_and_messages(context: &TrialContext) -> TestResult {
     );
     let mut receive = pair.b.recv(&dst.region, 0..64)?;
     let mut ops = Vec::new();
-    for round in 0..20_u8 {
+    for round in 0..7_u8 {
         ops.push(pair.to_b.notify(&[round])?);
         ops.push(pair.to_b.write_imm(5)?);
     }
     pair.sim.all_done(ops)?;
     pair.sim.settle()?;
-    ensure_eq("imms", pair.to_a.imm(5).count(), 20)?;
+    ensure_eq("imms", pair.to_a.imm(5).count(), 7)?;
     ensure(receive.try_result().is_none(), "a notification has taken the user's receive")?;
     pair.sim.done(pair.to_b.send(&src.region, 0..64)?)?;
     ensure_eq("the message", pair.sim.done(receive)?.bytes, 64)?;
     dst.expect_from(0, &src, 0..64);
     dst.check("the message")?;
-    for round in 0..20 {
+    for round in 0..7 {
         ensure_eq("a notification", next(&pair, &pair.b)?.bytes, vec![round])?;
     }
     none_is_left(&pair, &pair.b)
@@ -231,6 +231,18 @@ fn of_failed(context: &TrialContext) -> TestResult {
     for want in ["third", "fourth"] {
         ensure_eq("after failures", next(&pair, &pair.b)?.bytes, want.as_bytes().to_vec())?;
     }
+    // One that waits for the receiver is cancelled, and says so.
+    let mut waiting = Vec::new();
+    for _ in 0..NOTIFICATION_MEMORY / 4096 / 8 {
+        waiting.push(pair.to_b.notify(b"many")?);
+    }
+    let last = pair.to_b.notify(b"none")?;
+    let result = pair.sim.output("a cancel", last.cancel())?;
+    ensure_err("the cancelled notification", result, &[ErrorKind::Cancelled])?;
+    for op in waiting {
+        ensure_eq("one of many", next(&pair, &pair.b)?.bytes, b"many".to_vec())?;
+        pair.sim.done(op)?;
+    }
     // One that is refused at submission holds nothing.
     let far = WriteOptions::new().notify(vec![0; (1 << 20) + 1]);
     ensure_err("too long", write(&far), &[ErrorKind::TooLarge])?;
@@ -267,6 +279,8 @@ fn after_failed(context: &TrialContext) -> TestResult {
         // A notification that has failed may have arrived all the same, if its last fragment was on its way.
         let taken = pair.sim.output("one that has arrived", notifications.next())??;
         if taken.bytes != notification(9000, number) {
+            let is_whole = (0..u64::from(sent)).any(|of| taken.bytes == notification(9000, of));
+            ensure(is_whole, "bytes of several notifications")?;
             late += 1;
         }
     }
@@ -294,9 +308,9 @@ fn not_opened(context: &TrialContext) -> TestResult {
     let options = WriteOptions::new().notify(*b"no");
     let kinds = [ErrorKind::Unsupported];
     for (what, result, whose) in [
-        ("to a peer without", pair.to_b.notify(b"no"), "the peer's fabric"),
+        ("to a peer without", pair.to_b.notify(b"no"), "both fabrics"),
         ("by a fabric without", pair.to_a.notify(b"no"), "this fabric"),
-        ("a write", pair.to_b.write_with(&src.region, 0..64, &remote, 0, &options), "the peer's fabric"),
+        ("a write", pair.to_b.write_with(&src.region, 0..64, &remote, 0, &options), "both fabrics"),
     ] {
         let error = ensure_err(what, result, &kinds)?;
         ensure(

@@ -58,7 +58,7 @@ pub struct EngineHandle {
     pub stall_monitor: Arc<StallMonitor>,
     /// What the transport's peers may send us. All engines of the transport share it.
     pub receiver_credits: Arc<ReceiverCredits>,
-    /// Whether the engine carries notifications, and no requests of the user. Then a message counts for the sender's grant
+    /// Whether the engine carries notifications, and no requests of the user but warm-ups. Then a message counts for the sender's grant
     /// only once its buffer is free again, not when it arrives. So the grants of all peers never exceed the receives
     /// that are posted.
     pub for_notifications: bool,

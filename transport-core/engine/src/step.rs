@@ -446,7 +446,11 @@ impl Engine {
     }
 
     fn cancel(&mut self, id: OpId) {
-        if !self.handle.table.is_under_way(id) || self.receives.cancel(id, &mut self.rails, &self.handle) {
+        // No operation receives notifications, and there are many posted receives to search.
+        let may_receive = !self.handle.for_notifications;
+        if !self.handle.table.is_under_way(id)
+            || may_receive && self.receives.cancel(id, &mut self.rails, &self.handle)
+        {
             return;
         }
         self.activate_queued(id);

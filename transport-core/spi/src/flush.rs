@@ -41,6 +41,14 @@ impl Flushes {
         }
     }
 
+    /// Flushes if any memory needs it, for a reader that has learned of bytes by another way than these events.
+    #[inline]
+    pub fn flush_if_needed(&self) {
+        if self.is_needed.load(Ordering::Acquire) {
+            self.flush();
+        }
+    }
+
     #[cold]
     fn flush(&self) {
         let by_kind = self.by_kind.lock().unwrap_or_else(PoisonError::into_inner);

@@ -10,9 +10,9 @@ use crate::{Access, Error, ErrorKind, Fabric, Region, Result};
 /// # use multirail_core::{Access, Catalogue, Fabric, Peer, Result};
 /// # fn share(fabric: &Fabric, peer: &Peer) -> Result<()> {
 /// let layers = (0..80).map(|_| fabric.alloc(64 << 20, Access::all())).collect::<Result<Vec<_>>>()?;
-/// let catalogue = Catalogue::new(layers.clone());
+/// let catalogue = Catalogue::new(layers.clone())?;
 /// // By any means: here as a region that the peer looks up by name (`Peer::catalogue`).
-/// let published = catalogue.publish(fabric, "kv cache")?;
+/// catalogue.publish(fabric, "kv cache")?;
 /// // An engine that knows addresses alone finds the region, and the offset in it.
 /// let block = layers[3].as_ptr() as u64 + (5 << 20);
 /// let (region, offset) = catalogue.find(block, 64 << 10)?;
@@ -27,11 +27,21 @@ pub struct Catalogue {
 }
 
 impl Catalogue {
-    /// A catalogue of these regions, all of one fabric. It keeps them alive.
-    pub fn new(regions: impl IntoIterator<Item = Region>) -> Self {
+    /// A catalogue of these regions. It keeps them alive.
+    ///
+    /// # Errors
+    /// `InvalidRequest` if they are not all of one fabric.
+    pub fn new(regions: impl IntoIterator<Item = Region>) -> Result<Self> {
         let regions: Vec<_> = regions.into_iter().collect();
+        let fabric = regions.first().map(|first| first.0.fabric_id);
+        if let Some(number) = regions.iter().position(|region| Some(region.0.fabric_id) != fabric) {
+            let why = format!(
+                "region {number} is of another fabric than the first; make a catalogue for each fabric"
+            );
+            return Err(Error::new(ErrorKind::InvalidRequest, "Catalogue::new", why));
+        }
         let range = |region: &Region| (region.as_ptr() as u64, region.len() as u64);
-        Self { index: AddressIndex::new(regions.iter().map(range)), regions }
+        Ok(Self { index: AddressIndex::new(regions.iter().map(range)), regions })
     }
 
     /// The regions, in the order in which they were given.
@@ -51,23 +61,22 @@ impl Catalogue {
     }
 
     /// The catalogue as bytes, for [`Peer::import_catalogue`](crate::Peer::import_catalogue): about 40 bytes per region
-    /// and rail. They hold the addresses of the regions in this process.
+    /// on one rail, and 14 more for each further rail. They hold the addresses of the regions in this process.
     pub fn to_bytes(&self) -> Vec<u8> {
         let regions = self.regions.iter().map(|region| (region.as_ptr() as u64, region.descriptor()));
         wire::to_bytes(regions)
     }
 
     /// Publishes the catalogue's bytes under a name, for [`Peer::catalogue`](crate::Peer::catalogue). Peers find them
-    /// until [`Fabric::unpublish`], or until the region that this returns and the name are both gone.
+    /// until [`Fabric::unpublish`].
     ///
     /// # Errors
     /// Those of [`Fabric::alloc`] and [`Fabric::publish`].
-    pub fn publish(&self, fabric: &Fabric, name: &str) -> Result<Region> {
+    pub fn publish(&self, fabric: &Fabric, name: &str) -> Result<()> {
         let bytes = self.to_bytes();
         let region = fabric.alloc(bytes.len(), Access::REMOTE_READ)?;
         region.copy_in(0, &bytes)?;
-        fabric.publish(name, &region)?;
-        Ok(region)
+        fabric.publish(name, &region)
     }
 }
 

@@ -2,9 +2,10 @@
 
 use std::sync::OnceLock;
 
+use super::AddressIndex;
 use super::local::not_found;
-use super::{AddressIndex, wire};
-use crate::{Access, Descriptor, Peer, RemoteRegion, Result};
+use super::wire::WireCatalogue;
+use crate::{Access, Error, ErrorKind, Peer, RemoteRegion, Result};
 
 /// Regions of a peer, to be found by their addresses there: [`Peer::import_catalogue`].
 ///
@@ -12,23 +13,23 @@ use crate::{Access, Descriptor, Peer, RemoteRegion, Result};
 /// takes a round trip then; elsewhere it takes no time to speak of.
 pub struct RemoteCatalogue {
     peer: Peer,
-    regions: Vec<CataloguedRegion>,
+    regions: WireCatalogue,
+    /// The regions that were found, by their number.
+    imported: Vec<OnceLock<RemoteRegion>>,
     index: AddressIndex,
-}
-
-struct CataloguedRegion {
-    descriptor: Descriptor,
-    imported: OnceLock<RemoteRegion>,
 }
 
 impl RemoteCatalogue {
     /// Reads a catalogue of `peer`, which is not trusted.
     pub(crate) fn new(peer: &Peer, bytes: &[u8]) -> Result<Self> {
-        let entries = wire::from_bytes(bytes)?;
-        let range = |(address, descriptor): &(u64, Descriptor)| (*address, descriptor.len());
-        let index = AddressIndex::new(entries.iter().map(range));
-        let region = |(_, descriptor)| CataloguedRegion { descriptor, imported: OnceLock::new() };
-        Ok(Self { peer: peer.clone(), regions: entries.into_iter().map(region).collect(), index })
+        let regions = WireCatalogue::from_bytes(bytes)?;
+        let imported = (0..regions.len()).map(|_| OnceLock::new()).collect();
+        Ok(Self { peer: peer.clone(), index: AddressIndex::new(regions.ranges()), regions, imported })
+    }
+
+    /// Refuses more bytes than a catalogue may have.
+    pub(crate) fn check_size(bytes: usize) -> Result<()> {
+        WireCatalogue::check_size(bytes)
     }
 
     /// The number of regions.
@@ -38,7 +39,7 @@ impl RemoteCatalogue {
 
     /// Whether there are no regions.
     pub fn is_empty(&self) -> bool {
-        self.regions.is_empty()
+        self.len() == 0
     }
 
     /// The peer whose regions these are.
@@ -49,8 +50,7 @@ impl RemoteCatalogue {
     /// The length of region `number`, in bytes, and what this side may do with it. Regions have the numbers in which the
     /// owner gave them.
     pub fn describe(&self, number: usize) -> Option<(usize, Access)> {
-        let Descriptor { len, .. } = self.regions.get(number)?.descriptor;
-        Some((len as usize, self.regions[number].descriptor.access()))
+        self.regions.describe(number)
     }
 
     /// The region that holds `len` bytes from `address` on, in the peer's process, and the offset of `address` in it. If
@@ -69,15 +69,16 @@ impl RemoteCatalogue {
     /// # Errors
     /// `NotFound` if there are not so many; those of [`Peer::import`].
     pub fn region(&self, number: usize) -> Result<&RemoteRegion> {
-        let Some(region) = self.regions.get(number) else {
-            let why = format!("the catalogue has {} regions, and no number {number}", self.regions.len());
-            return Err(crate::Error::new(crate::ErrorKind::NotFound, "region", why));
-        };
-        if let Some(imported) = region.imported.get() {
+        if let Some(imported) = self.imported.get(number).and_then(OnceLock::get) {
             return Ok(imported);
         }
-        let imported = self.peer.import(&region.descriptor)?;
+        let (Some(slot), Some(descriptor)) = (self.imported.get(number), self.regions.descriptor(number))
+        else {
+            let why = format!("the catalogue has {} regions, and no number {number}", self.len());
+            return Err(Error::new(ErrorKind::NotFound, "region", why));
+        };
+        let imported = self.peer.import(&descriptor)?;
         // Another thread may have been faster.
-        Ok(region.imported.get_or_init(|| imported))
+        Ok(slot.get_or_init(|| imported))
     }
 }

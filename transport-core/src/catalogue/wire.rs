@@ -8,13 +8,16 @@ use crate::{Access, Descriptor, Error, ErrorKind, MemoryKind, Result};
 
 /// The first bytes: `mrC` and the version of the format.
 const MAGIC: [u8; 4] = *b"mrC\x01";
-/// The largest catalogue. 100,000 regions on 32 rails of a p5 have 130 MB.
-const MAX_BYTES: usize = 256 << 20;
+/// The largest catalogue: 100,000 regions on the 32 rails of a p5 have 47 MB.
+const MAX_BYTES: usize = 64 << 20;
+/// The most devices of a catalogue, and the most keys of a region, as for descriptors.
+const MAX_ENTRIES: usize = 4096;
 /// The longest name of a transport.
 const MAX_LABEL: usize = 64;
 
+/// A catalogue as it travels.
 #[derive(Serialize, Deserialize)]
-struct WireCatalogue {
+pub(super) struct WireCatalogue {
     incarnation: u64,
     /// The domains that hold keys. Regions name them by number.
     domains: Vec<WireDomain>,
@@ -35,8 +38,15 @@ struct WireRegion {
     len: u64,
     access: u32,
     kind: MemoryKind,
-    /// Number of the domain, address and key.
-    keys: Vec<(u32, u64, u64)>,
+    keys: Vec<WireKey>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct WireKey {
+    /// The number of the domain.
+    domain: u32,
+    base: u64,
+    key: u64,
 }
 
 /// Regions, each with the address of its first byte, as bytes.
@@ -52,7 +62,7 @@ pub(super) fn to_bytes(regions: impl Iterator<Item = (u64, Descriptor)>) -> Vec<
                 catalogue.domains.push(of_key);
                 catalogue.domains.len() - 1
             });
-            (number as u32, key.base, key.key)
+            WireKey { domain: number as u32, base: key.base, key: key.key }
         });
         let keys = keys.collect();
         catalogue.regions.push(WireRegion { region: descriptor.region, address, len, access, kind, keys });
@@ -61,49 +71,90 @@ pub(super) fn to_bytes(regions: impl Iterator<Item = (u64, Descriptor)>) -> Vec<
     postcard::to_extend(&catalogue, MAGIC.to_vec()).unwrap_or_default()
 }
 
-/// Parses bytes that are not trusted.
-pub(super) fn from_bytes(bytes: &[u8]) -> Result<Vec<(u64, Descriptor)>> {
-    let refuse = |why: String| Error::new(ErrorKind::Protocol, "parse a catalogue", why);
-    if bytes.len() > MAX_BYTES {
-        return Err(refuse(format!("it has {} bytes; at most {MAX_BYTES} are allowed", bytes.len())));
-    }
-    let Some((magic, body)) = bytes.split_first_chunk::<4>().filter(|(magic, _)| magic[..3] == MAGIC[..3])
-    else {
-        return Err(refuse("the bytes are no catalogue; pass all bytes of Catalogue::to_bytes()".into()));
-    };
-    if magic[3] != MAGIC[3] {
-        let (theirs, ours) = (magic[3], MAGIC[3]);
-        let why = format!(
-            "the catalogue has format {theirs}, this library reads {ours}; run one version on both sides"
-        );
-        return Err(Error::new(ErrorKind::Version, "parse a catalogue", why));
-    }
-    let (catalogue, rest) = postcard::take_from_bytes::<WireCatalogue>(body)
-        .map_err(|e| refuse("the catalogue is cut short or damaged".into()).with_source(e))?;
-    if !rest.is_empty() {
-        return Err(refuse(format!("{} bytes follow the catalogue", rest.len())));
-    }
-    if catalogue.domains.iter().any(|domain| domain.transport.len() > MAX_LABEL) {
-        return Err(refuse("it has longer names of transports than any fabric makes".into()));
-    }
-    let WireCatalogue { incarnation, domains, regions } = catalogue;
-    let read = |WireRegion { region, address, len, access, kind, keys }: WireRegion| {
-        if address.checked_add(len).is_none() {
-            return Err(refuse("one of its regions has more bytes than there are addresses".into()));
+impl WireCatalogue {
+    /// Refuses more bytes than a catalogue may have.
+    pub fn check_size(bytes: usize) -> Result<()> {
+        if bytes <= MAX_BYTES {
+            return Ok(());
         }
-        let entry = |(number, base, key): (u32, u64, u64)| {
-            let of_key = domains.get(number as usize).filter(|_| base.checked_add(len).is_some());
-            let WireDomain { transport, domain, rail } = of_key.ok_or_else(|| {
-                refuse("one of its keys is of no domain, or does not span the region".into())
-            })?;
-            let key = RemoteKey { base, key, len };
-            Ok(Entry { transport: transport.clone(), domain: *domain, rail: *rail, key })
+        let why = format!(
+            "{bytes} bytes are too many for a catalogue, which has at most {MAX_BYTES}; make several"
+        );
+        Err(Error::new(ErrorKind::TooLarge, "read a catalogue", why))
+    }
+
+    /// Parses bytes that are not trusted.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
+        Self::check_size(bytes.len())?;
+        let refuse = |why: String| Error::new(ErrorKind::Protocol, "read a catalogue", why);
+        let Some((magic, body)) =
+            bytes.split_first_chunk::<4>().filter(|(magic, _)| magic[..3] == MAGIC[..3])
+        else {
+            return Err(refuse("the bytes are no catalogue; pass all bytes of Catalogue::to_bytes()".into()));
         };
-        let entries = keys.into_iter().map(entry).collect::<Result<_>>()?;
-        let access = Access::from_bits_truncate(access);
-        Ok((address, Descriptor::new(incarnation, region, len, access, kind, entries)))
-    };
-    regions.into_iter().map(read).collect()
+        if magic[3] != MAGIC[3] {
+            let (theirs, ours) = (magic[3], MAGIC[3]);
+            let why = format!(
+                "the catalogue has format {theirs}, this library reads {ours}; run one version on both sides"
+            );
+            return Err(Error::new(ErrorKind::Version, "read a catalogue", why));
+        }
+        let (catalogue, rest) = postcard::take_from_bytes::<Self>(body)
+            .map_err(|e| refuse("the catalogue is cut short or damaged".into()).with_source(e))?;
+        if !rest.is_empty() {
+            return Err(refuse(format!("{} bytes follow the catalogue", rest.len())));
+        }
+        let Self { domains, regions, .. } = &catalogue;
+        let has_long_name = domains.iter().any(|domain| domain.transport.len() > MAX_LABEL);
+        let most_keys = regions.iter().map(|region| region.keys.len()).max().unwrap_or(0);
+        if domains.len() > MAX_ENTRIES || most_keys > MAX_ENTRIES || has_long_name {
+            return Err(refuse("it has more devices or longer names than any fabric makes".into()));
+        }
+        for region in regions {
+            let is_wrong = |key: &WireKey| {
+                key.domain as usize >= domains.len() || key.base.checked_add(region.len).is_none()
+            };
+            if region.address.checked_add(region.len).is_none() || region.keys.iter().any(is_wrong) {
+                let why = "one of its regions goes beyond the last address, or has a key of no device";
+                return Err(refuse(why.into()));
+            }
+        }
+        Ok(catalogue)
+    }
+
+    pub fn len(&self) -> usize {
+        self.regions.len()
+    }
+
+    /// The address and the length of each region.
+    pub fn ranges(&self) -> impl Iterator<Item = (u64, u64)> {
+        self.regions.iter().map(|region| (region.address, region.len))
+    }
+
+    /// The length and the access rights of a region.
+    pub fn describe(&self, number: usize) -> Option<(usize, Access)> {
+        let region = self.regions.get(number)?;
+        Some((region.len as usize, Access::from_bits_truncate(region.access)))
+    }
+
+    /// The descriptor of a region.
+    pub fn descriptor(&self, number: usize) -> Option<Descriptor> {
+        let WireRegion { region, len, access, kind, keys, .. } = self.regions.get(number)?;
+        let entry = |wire: &WireKey| {
+            let WireDomain { transport, domain, rail } = self.domains.get(wire.domain as usize)?;
+            let key = RemoteKey { base: wire.base, key: wire.key, len: *len };
+            Some(Entry { transport: transport.clone(), domain: *domain, rail: *rail, key })
+        };
+        let access = Access::from_bits_truncate(*access);
+        Some(Descriptor::new(
+            self.incarnation,
+            *region,
+            *len,
+            access,
+            *kind,
+            keys.iter().filter_map(entry).collect(),
+        ))
+    }
 }
 
 #[cfg(test)]
@@ -138,23 +189,29 @@ mod tests {
         #[test]
         fn what_is_written_is_read(regions in descriptors(), flip: prop::sample::Index, value: u8) {
             let bytes = to_bytes(regions.iter().cloned());
-            prop_assert_eq!(from_bytes(&bytes).unwrap(), regions);
-            prop_assert!(from_bytes(&bytes[..bytes.len() - 1]).is_err());
+            let read = WireCatalogue::from_bytes(&bytes).unwrap();
+            let read: Vec<_> = read.ranges().map(|(address, _)| address).zip((0..).map_while(|at| read.descriptor(at))).collect();
+            prop_assert_eq!(read, regions);
+            prop_assert!(WireCatalogue::from_bytes(&bytes[..bytes.len() - 1]).is_err());
             let mut damaged = bytes.clone();
             damaged[flip.index(bytes.len())] = value;
             // Read or refused, whatever it is.
-            let _ = from_bytes(&damaged);
+            if let Ok(read) = WireCatalogue::from_bytes(&damaged) {
+                (0..read.len()).for_each(|at| drop(read.descriptor(at)));
+            }
             let longer = [&bytes[..], &[0]].concat();
-            prop_assert!(from_bytes(&longer).unwrap_err().context().contains("follow"));
+            prop_assert!(WireCatalogue::from_bytes(&longer).err().unwrap().context().contains("follow"));
         }
     }
 
     #[test]
     fn other_formats_are_named() {
-        let error = from_bytes(b"mrC\x02").unwrap_err();
+        let error = WireCatalogue::from_bytes(b"mrC\x02").err().unwrap();
         assert!(error.kind() == ErrorKind::Version && error.context().contains("format 2"), "{error}");
-        assert!(from_bytes(b"mrD\x01").unwrap_err().context().contains("Catalogue::to_bytes"));
-        assert!(from_bytes(b"").is_err());
+        assert!(
+            WireCatalogue::from_bytes(b"mrD\x01").err().unwrap().context().contains("Catalogue::to_bytes")
+        );
+        assert!(WireCatalogue::from_bytes(b"").is_err());
     }
 
     #[test]
@@ -180,7 +237,7 @@ mod tests {
                 (0..10_000_u64).map(|number| (0x7f00_0000_0000 + (number << 20), descriptor(rails)));
             let bytes = to_bytes(regions);
             assert!(bytes.len() < 10_000 * most, "{} bytes with {rails} rails", bytes.len());
-            assert_eq!(from_bytes(&bytes).unwrap().len(), 10_000);
+            assert_eq!(WireCatalogue::from_bytes(&bytes).unwrap().len(), 10_000);
         }
     }
 }

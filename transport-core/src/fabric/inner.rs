@@ -13,6 +13,7 @@ use crate::control::{Bootstrap, ControlSettings, ControlThread, HandshakeLimiter
 use crate::engine::index::{IndexVec, TransportIndex};
 use crate::engine::memory::RetainedMemory;
 use crate::engine::memory::{RegionInner, RegionOwner};
+use crate::engine::op::needs_steps;
 use crate::engine::{Control, EngineHandle};
 use crate::notifications::{InboxHost, Notifier};
 use crate::spi::Revocation;
@@ -203,6 +204,20 @@ impl FabricInner {
 impl InboxHost for FabricInner {
     fn has_peer(&self, peer: PeerId) -> bool {
         lock(&self.peers).contains_key(&peer)
+    }
+
+    fn peer_count(&self) -> usize {
+        lock(&self.peers).len()
+    }
+
+    fn needs_steps(&self) {
+        self.groups().for_each(|group| needs_steps(&group.engine));
+    }
+
+    fn flush(&self) {
+        if let Some(notifier) = self.notifier() {
+            notifier.flushes.flush_if_needed();
+        }
     }
 
     fn fail_peer(&self, peer: PeerId, error: Error) {

@@ -32,6 +32,7 @@ use crate::engine::memory::{RegionInner, RegionSetup};
 use crate::engine::{Control, RailCounters, StepReport};
 use crate::notifications::{NotificationInbox, Notifier, Outbox};
 use crate::pool::RecvPool;
+use crate::spi::Flushes;
 use crate::{Access, Error, ErrorKind, HostBuffer, Memory, Notifications, Op, Peer, Region, Result, Time};
 
 /// The rails to register memory on.
@@ -133,6 +134,9 @@ impl Fabric {
         if memory.is_empty() {
             let why = "the memory has no bytes; register at least one";
             return Err(Error::new(ErrorKind::InvalidRequest, "register", why));
+        }
+        if let Some(notifier) = self.0.notifier() {
+            notifier.flushes.add(&*memory)?;
         }
         let mut regions = Vec::new();
         let machine = self.0.placement.known();
@@ -256,7 +260,8 @@ impl Fabric {
         for companion in self.0.transports.iter().filter(|transport| transport.is_companion) {
             arrivals.push((Arc::clone(companion.first_engine()), region()?.0));
         }
-        let _ = self.0.notifier.set(Notifier { inbox: NotificationInbox::new(arrivals), outbox });
+        let inbox = NotificationInbox::new(arrivals);
+        let _ = self.0.notifier.set(Notifier { inbox, outbox, flushes: Flushes::default() });
         Ok(())
     }
 

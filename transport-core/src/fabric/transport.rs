@@ -198,6 +198,8 @@ impl Transport {
         let settings = OpenSettings {
             transport: TransportIndex::new(settings.transport.position() + 1),
             first_group: settings.first_group.plus(self.groups.len()),
+            // Each block of the outbox may be an operation.
+            max_operations: settings.max_operations.max(notifications::buffers(memory) as usize),
             stall_monitor: Arc::clone(&settings.stall_monitor),
             grant_policy: Arc::clone(&settings.grant_policy),
             ..*settings

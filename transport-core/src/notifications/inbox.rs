@@ -6,7 +6,6 @@ use std::task::{Poll, Waker};
 
 use super::{Assembly, BLOCK, Notification, buffers};
 use crate::engine::memory::RegionInner;
-use crate::engine::op::needs_steps;
 use crate::engine::{EngineHandle, Inbox, Message, PoolPart};
 use crate::{Error, ErrorKind, PeerId, Result};
 
@@ -14,6 +13,15 @@ use crate::{Error, ErrorKind, PeerId, Result};
 pub(crate) trait InboxHost {
     /// Whether a peer is connected.
     fn has_peer(&self, peer: PeerId) -> bool;
+
+    /// The number of connected peers.
+    fn peer_count(&self) -> usize;
+
+    /// A wait is not over: whoever waits has to drive all engines, if nobody else does.
+    fn needs_steps(&self);
+
+    /// Makes bytes visible that devices have written into memory which needs a flush.
+    fn flush(&self);
 
     /// Ends the connection to a peer that has broken the protocol.
     fn fail_peer(&self, peer: PeerId, error: Error);
@@ -67,7 +75,7 @@ impl NotificationInbox {
     ) -> Poll<Result<Notification>> {
         let polled = self.next(fabric, || self.messages.poll_next(id, waker));
         if polled.is_pending() {
-            self.parts.iter().for_each(|part| needs_steps(part.engine()));
+            fabric.needs_steps();
         }
         polled
     }
@@ -84,23 +92,32 @@ impl NotificationInbox {
     ) -> Poll<Result<Notification>> {
         // No holder panics half way through a change, so a poisoned lock holds good data. It stays locked while messages
         // are taken, so that two threads do not exchange them.
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let lock = || self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = lock();
         loop {
             if let Some(notification) = state.complete.pop_front() {
+                drop(state);
+                // The bytes that it announces came over another endpoint, which has told nobody of them.
+                fabric.flush();
                 return Poll::Ready(Ok(notification));
             }
             match messages() {
                 Poll::Ready(Ok(message)) => {
                     let peer = message.peer();
-                    if let Err(why) = state.add(peer, &message.to_vec()) {
+                    if let Err(why) = state.add(fabric, peer, &message.to_vec()) {
                         state.assemblies.remove(&peer);
+                        // Without the lock, because wakers run the user's code.
+                        drop(state);
                         fabric.fail_peer(peer, Error::new(ErrorKind::Protocol, "notify", why));
+                        state = lock();
                     }
                 }
                 Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
                 Poll::Pending => {
                     // What is left of peers that are gone will not be completed.
-                    state.assemblies.retain(|peer, _| fabric.has_peer(*peer));
+                    if state.assemblies.len() > fabric.peer_count() {
+                        state.assemblies.retain(|peer, _| fabric.has_peer(*peer));
+                    }
                     return Poll::Pending;
                 }
             }
@@ -108,10 +125,27 @@ impl NotificationInbox {
     }
 }
 
+impl Drop for NotificationInbox {
+    /// A message holds its pool, and the pool its messages.
+    fn drop(&mut self) {
+        self.parts.iter().for_each(PoolPart::drop_pool);
+        self.messages.clear();
+    }
+}
+
 impl InboxState {
-    fn add(&mut self, peer: PeerId, message: &[u8]) -> std::result::Result<(), String> {
+    fn add(
+        &mut self,
+        fabric: &impl InboxHost,
+        peer: PeerId,
+        message: &[u8],
+    ) -> std::result::Result<(), String> {
         let mut joined = VecDeque::new();
-        let added = self.assemblies.entry(peer).or_default().add(message, &mut joined);
+        let new = || match fabric.has_peer(peer) {
+            true => Assembly::default(),
+            false => Assembly::from_message(message),
+        };
+        let added = self.assemblies.entry(peer).or_insert_with(new).add(message, &mut joined);
         self.complete.extend(joined.into_iter().map(|bytes| Notification { peer, bytes }));
         added
     }

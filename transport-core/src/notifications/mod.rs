@@ -21,6 +21,7 @@ mod stream;
 use std::sync::Arc;
 
 use assembly::Assembly;
+pub(crate) use assembly::MAX_EARLY;
 use header::BLOCK;
 pub(crate) use header::{Header, PAYLOAD};
 pub(crate) use inbox::{InboxHost, NotificationInbox};
@@ -28,6 +29,7 @@ pub(crate) use outbox::{HeldBlocks, Outbox};
 pub(crate) use sequence::SendSequence;
 pub use stream::{NextNotification, Notifications};
 
+use crate::spi::Flushes;
 use crate::{Grant, GrantPolicy, GrantRequest, PeerId};
 
 /// The longest notification, in bytes.
@@ -51,6 +53,8 @@ pub struct Notification {
 pub(crate) struct Notifier {
     pub inbox: NotificationInbox,
     pub outbox: Arc<Outbox>,
+    /// The flushes of all memory that the user has registered.
+    pub flushes: Flushes,
 }
 
 /// The number of buffers for notifications in `memory` bytes.
@@ -60,13 +64,18 @@ pub(crate) fn buffers(memory: usize) -> u32 {
 
 /// What peers may send over a companion: messages alone, so that each finds a free buffer.
 ///
-/// A peer gets an even share of half the buffers, with shares for at least eight peers, but at most a 16th of those that
-/// are not granted to others. Every peer gets one.
+/// A peer of which nothing was taken yet gets a 128th of the buffers, but at most a 64th of those that are not granted to
+/// others. Later it gets an even share of half the buffers, with shares for at least eight peers, but at most a 16th of
+/// those that are not granted to others. Every peer gets one.
 pub(crate) struct NotificationGrants;
 
 impl GrantPolicy for NotificationGrants {
     fn grant(&self, request: &GrantRequest<'_>) -> Grant {
-        let even = request.capacity / 2 / (request.peers as u64).max(8);
-        Grant { bytes: u64::MAX, imms: 0, messages: even.min(request.free / 16).max(1) }
+        let (half, peers) = (request.capacity / 2, request.peers as u64);
+        let messages = match request.taken {
+            0 => (half / 64).min(request.free / peers.max(64)),
+            _ => (half / peers.max(8)).min(request.free / 16),
+        };
+        Grant { bytes: u64::MAX, imms: 0, messages: messages.max(1) }
     }
 }

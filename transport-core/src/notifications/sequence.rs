@@ -11,6 +11,10 @@ pub(crate) struct SendSequence {
     ended: VecDeque<bool>,
     /// Whether a fragment has failed since the peer was last told `floor`: the peer may wait for it.
     has_gap: bool,
+    /// The floor that the peer was last told, unless a fragment has failed since.
+    told: u64,
+    /// Whether a message that tells the floor is under way.
+    is_telling: bool,
 }
 
 impl SendSequence {
@@ -25,7 +29,10 @@ impl SendSequence {
     pub fn end(&mut self, number: u64, has_arrived: bool) {
         if let Some(ended) = number.checked_sub(self.floor).and_then(|at| self.ended.get_mut(at as usize)) {
             *ended = true;
-            self.has_gap |= !has_arrived;
+            if !has_arrived {
+                // A message that told the floor may be the one that has failed.
+                (self.has_gap, self.told) = (true, 0);
+            }
         }
         while self.ended.front() == Some(&true) {
             self.ended.pop_front();
@@ -33,14 +40,36 @@ impl SendSequence {
         }
     }
 
-    /// The floor to tell the peer now, if it may wait for a fragment that has failed.
-    pub fn gap(&self) -> Option<u64> {
-        self.has_gap.then_some(self.floor)
+    /// How many numbers are under way: from the first fragment that has not ended on.
+    pub fn under_way(&self) -> usize {
+        self.ended.len()
+    }
+
+    /// The floor to tell the peer now by a message of its own, if it may wait for a fragment that has failed. Then the
+    /// caller sends that message, and calls [`end_telling`](Self::end_telling) when it has ended.
+    pub fn begin_telling(&mut self) -> Option<u64> {
+        if !self.has_gap || self.is_telling || self.floor <= self.told {
+            return None;
+        }
+        self.is_telling = true;
+        self.note_told(self.floor);
+        Some(self.floor)
+    }
+
+    /// Notes that a message which tells the floor has ended, and whether it has arrived.
+    pub fn end_telling(&mut self, has_arrived: bool) {
+        self.is_telling = false;
+        if !has_arrived {
+            (self.has_gap, self.told) = (true, 0);
+        }
     }
 
     /// Notes that the peer is told about `floor`. A fragment at or above it may still have failed.
     pub fn note_told(&mut self, floor: u64) {
-        self.has_gap &= floor < self.floor || self.ended.contains(&true);
+        self.told = self.told.max(floor);
+        if self.has_gap && floor == self.floor {
+            self.has_gap = self.ended.contains(&true);
+        }
     }
 }
 
@@ -53,19 +82,22 @@ mod tests {
         let mut sequence = SendSequence::default();
         assert_eq!(sequence.begin(3), (0, 0));
         sequence.end(1, true);
-        assert_eq!((sequence.begin(1), sequence.gap()), ((3, 0), None));
+        assert_eq!((sequence.begin(1), sequence.begin_telling()), ((3, 0), None));
         sequence.end(0, false);
-        assert_eq!((sequence.gap(), sequence.begin(1)), (Some(2), (4, 2)));
-        sequence.note_told(2);
-        assert_eq!(sequence.gap(), None);
+        assert_eq!((sequence.begin_telling(), sequence.begin(1)), (Some(2), (4, 2)));
+        assert_eq!((sequence.begin_telling(), sequence.under_way()), (None, 3));
         sequence.end(0, false);
-        assert_eq!(sequence.gap(), None, "it had ended before");
+        sequence.end_telling(true);
+        assert_eq!(sequence.begin_telling(), None, "it had ended before");
         sequence.end(3, false);
-        sequence.note_told(2);
-        assert_eq!(sequence.gap(), Some(2), "fragment 3 has failed above the floor");
+        assert_eq!(sequence.begin_telling(), Some(2), "the message that told it may have been number 3");
+        sequence.end_telling(true);
+        assert_eq!(sequence.begin_telling(), None, "the floor is where it was");
         sequence.end(2, true);
-        assert_eq!(sequence.gap(), Some(4));
-        sequence.note_told(4);
-        assert_eq!(sequence.gap(), None);
+        assert_eq!(sequence.begin_telling(), Some(4), "fragment 3 has failed");
+        sequence.end_telling(false);
+        assert_eq!(sequence.begin_telling(), Some(4), "the message has failed, too");
+        sequence.end_telling(true);
+        assert_eq!(sequence.begin_telling(), None);
     }
 }

@@ -38,15 +38,17 @@ impl Notifications {
     /// Waits for the next notification.
     ///
     /// # Errors
-    /// The future returns `Closed` once the fabric is closed and all notifications are taken.
+    /// The future returns `Closed` once the fabric is closed, or `DeviceLost` once no transport's device is left, and all
+    /// notifications are taken.
     #[expect(clippy::should_implement_trait, reason = "named as that of streams, and of `RecvPool`")]
     pub fn next(&mut self) -> NextNotification<'_> {
         NextNotification(self)
     }
 
-    /// The next notification, if it has arrived.
+    /// The next notification, if it has arrived; `Closed` once the fabric is closed and all are taken.
     pub fn try_next(&mut self) -> Option<Result<Notification>> {
-        self.notifier()?.inbox.try_next(&*self.fabric.0)
+        let next = self.notifier()?.inbox.try_next(&*self.fabric.0);
+        next.or_else(|| self.fabric.0.check_open("notifications").err().map(Err))
     }
 
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<Notification>> {
@@ -70,7 +72,8 @@ impl Stream for Notifications {
             return Poll::Ready(None);
         }
         let polled = this.poll(context);
-        this.has_ended = matches!(&polled, Poll::Ready(Err(error)) if error.kind() == ErrorKind::Closed);
+        let is_last = |error: &Error| matches!(error.kind(), ErrorKind::Closed | ErrorKind::DeviceLost);
+        this.has_ended = matches!(&polled, Poll::Ready(Err(error)) if is_last(error));
         polled.map(Some)
     }
 }

@@ -76,9 +76,7 @@ impl Cancel {
         parts.retain_mut(|(part, counts)| match Pin::new(part).poll(context) {
             Poll::Pending => true,
             Poll::Ready(result) => {
-                if *counts {
-                    sum.add(result);
-                }
+                sum.add_part(result, *counts);
                 false
             }
         });

@@ -49,6 +49,8 @@ pub(super) struct Sum {
     outcome: Outcome,
     /// The error that arrived first.
     error: Option<Error>,
+    /// The first error of a part whose outcome does not count: it matters if there is no other error.
+    quiet_error: Option<Error>,
     was_taken: bool,
 }
 
@@ -65,8 +67,8 @@ impl Op {
         Self::joint(parts.into_iter().map(|part| (part, true)).collect())
     }
 
-    /// An operation that resolves to the outcome of `first` once `others` have resolved too, or to the error that
-    /// arrived first.
+    /// An operation that resolves to the outcome of `first` once `others` have resolved too, or to an error: that of
+    /// `first`, if it has one.
     #[doc(hidden)]
     pub fn and_then_quietly(first: Self, others: impl IntoIterator<Item = Self>) -> Self {
         let others = others.into_iter().map(|part| (part, false));
@@ -93,9 +95,7 @@ impl Many {
             if result.is_err() && !matches!(part.0, State::Taken) {
                 failed.push(Op(std::mem::replace(&mut part.0, State::Taken)));
             }
-            if *counts || result.is_err() {
-                sum.add(result);
-            }
+            sum.add_part(result, *counts);
             false
         });
     }
@@ -152,7 +152,16 @@ impl Joint for Many {
 }
 
 impl Sum {
-    pub fn add(&mut self, result: Result<Outcome>) {
+    /// Adds the result of a part, whose outcome may not count.
+    pub fn add_part(&mut self, result: Result<Outcome>, counts: bool) {
+        match result {
+            result if counts => self.add(result),
+            Ok(_) => {}
+            Err(error) => self.quiet_error = self.quiet_error.take().or(Some(error)),
+        }
+    }
+
+    fn add(&mut self, result: Result<Outcome>) {
         match result {
             Ok(outcome) => {
                 self.outcome.bytes += outcome.bytes;
@@ -168,7 +177,7 @@ impl Sum {
         if std::mem::replace(&mut self.was_taken, true) {
             return None;
         }
-        Some(self.error.take().map_or(Ok(self.outcome), Err))
+        Some(self.error.take().or(self.quiet_error.take()).map_or(Ok(self.outcome), Err))
     }
 }
 
