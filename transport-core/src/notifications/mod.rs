@@ -4,9 +4,10 @@
 //! endpoint on the same first device and the same worker thread. Only notifications go over it. So they take no imm,
 //! and none of the receives that the program posts. The companion is no part of what a fabric shows of its transports.
 //!
-//! `outgoing.rs`, beside this folder, sends them. A notification is cut into fragments, each one message: a [`Header`] and at most [`PAYLOAD`] bytes. Devices deliver
-//! messages in any order, so each fragment has a number, and the receiver puts them in order ([`Assembly`]). The numbers
-//! of fragments that failed never arrive: later headers say so ([`SendSequence`]).
+//! `outgoing.rs`, beside this folder, sends them. A notification is cut into fragments, each one message: a [`Header`] and
+//! at most [`PAYLOAD`] bytes. Devices deliver messages in any order, so each fragment has a number, and the receiver puts
+//! them in order ([`Assembly`]). The numbers of fragments that failed never arrive: later headers say so
+//! ([`SendSequence`]).
 //!
 //! Memory is bounded on both sides. The sender's [`Outbox`] refuses what it has no room for. At the receiver a message
 //! stays in its buffer until the program takes it, and peers are granted only buffers that are free.
