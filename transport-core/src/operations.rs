@@ -514,7 +514,7 @@ impl Peer {
             let why = "a notification carries no imm; put its bits into the bytes, or call write_imm too";
             return Err(Error::new(ErrorKind::InvalidRequest, "notify", why));
         }
-        Outgoing::prepare(self, bytes, options.path_policy, "notify")?.send(options.deadline)
+        Ok(Outgoing::prepare(self, bytes, options.path_policy, "notify")?.send(options.deadline))
     }
 
     /// Touches every rail to this peer, so that the first operation later costs no more than the ones after it. A
@@ -748,10 +748,10 @@ impl Peer {
         if options.trigger.is_none()
             && let Some(mut op) = direct()
         {
-            return match op.try_result() {
+            return Ok(match op.try_result() {
                 Some(Ok(outcome)) => outgoing.send_after(Op::ready(Ok(outcome)), options.deadline),
-                result => Ok(result.map_or(op, Op::ready)),
-            };
+                result => result.map_or(op, Op::ready),
+            });
         }
         let (sends, on_end) = outgoing.hold(options.deadline);
         let op =

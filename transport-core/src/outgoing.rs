@@ -98,13 +98,13 @@ impl<'a> Outgoing<'a> {
     }
 
     /// Sends the notification now.
-    pub fn send(self, deadline: Option<Duration>) -> Result<Op> {
+    pub fn send(self, deadline: Option<Duration>) -> Op {
         let bytes = self.shipment.len as u64;
         self.send_after(Op::ready(Ok(Outcome::of_bytes(bytes))), deadline)
     }
 
     /// Sends the notification now. The operation resolves to the result of `first`, which has succeeded.
-    pub fn send_after(self, first: Op, deadline: Option<Duration>) -> Result<Op> {
+    pub fn send_after(self, first: Op, deadline: Option<Duration>) -> Op {
         let Self { peer, link, slots, shipment } = self;
         shipment.number();
         let times = peer.times(None, deadline);
@@ -120,7 +120,7 @@ impl<'a> Outgoing<'a> {
             }
             ops.push(peer.submit_share(slot, shipment.work(fragment), times.clone(), "notify"));
         }
-        Ok(if ops.is_empty() { first } else { Op::and_then_quietly(first, ops) })
+        if ops.is_empty() { first } else { Op::and_then_quietly(first, ops) }
     }
 
     /// Submits the notification, to begin once the function that this returns is called with true. If that is called

@@ -1,7 +1,7 @@
 //! A connected peer: its identity, its life, and what each side tells the other.
 //!
 //! The clones of a [`Peer`] share a [`PeerState`], which the engines know, and in it a [`PeerContext`], which they do
-//! not. The checks of requests are in `request.rs`, their submission in `submit.rs`, the operations of a peer in
+//! not. The operations of a peer, with their checks and their submission, are in
 //! `operations.rs`, their explanations in `explain.rs`, its imm counts in `imm.rs`.
 
 mod barriers;

@@ -357,7 +357,7 @@ fn between_processes(context: &TrialContext) -> TestResult {
     helper.command(&format!("check far 0 {LEN} 1"))?;
     let mut op = op;
     ensure_eq("bytes", op.wait(LIMIT)?.bytes, LEN as u64)?;
-    // What nobody has taken waits, also if there is no stream.
+    // A notification waits until somebody takes it, also while there is no stream.
     helper.command("notify 5000 7")?;
     let taken = fabric.notifications()?.next().wait(LIMIT)?;
     ensure(taken.bytes == notification(5000, 7), "the last notification of a peer")

@@ -39,7 +39,7 @@ impl Assembly {
                 self.early.insert(header.number, (header, payload.to_vec()));
             }
         }
-        // What has not arrived below the floor never will.
+        // The sender has given up the fragments below the floor that have not arrived.
         loop {
             if let Some((early, payload)) = self.early.remove(&self.next) {
                 self.join(early, &payload, into)?;

@@ -39,7 +39,7 @@ pub(crate) struct NotificationInbox {
 #[derive(Default)]
 struct InboxState {
     complete: VecDeque<Notification>,
-    /// What is not complete, of each peer that has sent something.
+    /// The incomplete notifications of each peer.
     assemblies: HashMap<PeerId, Assembly>,
 }
 
@@ -114,7 +114,7 @@ impl NotificationInbox {
                 }
                 Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
                 Poll::Pending => {
-                    // What is left of peers that are gone will not be completed.
+                    // Peers that are gone complete nothing any more.
                     if state.assemblies.len() > fabric.peer_count() {
                         state.assemblies.retain(|peer, _| fabric.has_peer(*peer));
                     }

@@ -46,7 +46,7 @@ pub(crate) const MIN_MEMORY: usize = 4 << 20;
 pub struct Notification {
     /// The sender.
     pub peer: PeerId,
-    /// What it has sent, possibly nothing.
+    /// The bytes of the notification; it may have none.
     pub bytes: Vec<u8>,
 }
 
