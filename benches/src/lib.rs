@@ -63,7 +63,16 @@ impl FabricPair {
 
     /// As [`FabricPair::open`], over any backend.
     pub fn over(backend: Arc<dyn Backend>, driven: Driven, bytes: usize) -> Result<Self> {
-        let (writer, target) = (open(&backend, driven)?, open(&backend, driven)?);
+        Self::between(open(&backend, driven, None)?, open(&backend, driven, None)?, bytes)
+    }
+
+    /// As [`FabricPair::over`], caller-driven, with memory for notifications.
+    pub fn notifying(backend: Arc<dyn Backend>, bytes: usize) -> Result<Self> {
+        let open = || open(&backend, Driven::ByCaller, Some(8 << 20));
+        Self::between(open()?, open()?, bytes)
+    }
+
+    fn between(writer: Fabric, target: Fabric, bytes: usize) -> Result<Self> {
         let (peer, _) = writer.connect_local(&target)?;
         let src = writer.alloc(bytes, Access::LOCAL)?;
         let landing = target.alloc(bytes, Access::REMOTE_WRITE | Access::REMOTE_READ)?;
@@ -100,9 +109,12 @@ pub fn shuffled(count: u32, seed: u64) -> Vec<u32> {
     indices
 }
 
-fn open(backend: &Arc<dyn Backend>, driven: Driven) -> Result<Fabric> {
+fn open(backend: &Arc<dyn Backend>, driven: Driven, notifications: Option<usize>) -> Result<Fabric> {
     let transport = TransportConfig::new(backend.name(), Arc::clone(backend));
-    let builder = FabricBuilder::new().transport(transport).seed(1);
+    let mut builder = FabricBuilder::new().transport(transport).seed(1);
+    if let Some(memory) = notifications {
+        builder = builder.notifications(memory);
+    }
     match driven {
         Driven::ByCaller => builder.caller_driven().open(),
         Driven::ByWorkers => builder.open(),

@@ -18,12 +18,27 @@ pub enum AnnouncedBy {
     Imm,
     /// A notification of 8 bytes.
     Notification,
+    /// An imm, and at the same time a notification of 8 bytes that does not wait for the write: the least that a
+    /// notification in a message of its own can take.
+    Both,
+}
+
+impl AnnouncedBy {
+    /// The name on a command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Imm => "imm",
+            Self::Notification => "notification",
+            Self::Both => "both",
+        }
+    }
 }
 
 /// Where a side learns of the other side's writes.
 enum Announcements {
     Imms(ImmCounter),
     Notifications(Notifications),
+    Both(ImmCounter, Notifications),
 }
 
 /// One side of a ping-pong. The calling thread drives the fabric.
@@ -51,6 +66,10 @@ impl<'a> PingPong<'a> {
             AnnouncedBy::Notification => {
                 (WriteOptions::new().notify([7; 8]), Announcements::Notifications(fabric.notifications()?))
             }
+            AnnouncedBy::Both => {
+                let arrived = Announcements::Both(peer.imm(IMM), fabric.notifications()?);
+                (WriteOptions::new().imm(IMM), arrived)
+            }
         };
         Ok(Self { fabric, peer, src, dst, len, options, arrived, under_way: VecDeque::new() })
     }
@@ -58,16 +77,24 @@ impl<'a> PingPong<'a> {
     /// Posts one write.
     pub fn write(&mut self) -> BenchResult<()> {
         self.under_way.push_back(self.peer.write_with(self.src, 0..self.len, self.dst, 0, &self.options)?);
+        if let Announcements::Both(..) = self.arrived {
+            self.under_way.push_back(self.peer.notify(&[7; 8])?);
+        }
         Ok(())
     }
 
     /// Waits for a write of the other side. Returns false if `is_over` returns true first.
     pub fn await_write(&mut self, is_over: impl Fn() -> bool) -> BenchResult<bool> {
+        let mut has_notification = false;
         loop {
             self.fabric.step();
             let has_arrived = match &mut self.arrived {
                 Announcements::Imms(imm) => imm.try_take(1),
                 Announcements::Notifications(all) => all.try_next().transpose()?.is_some(),
+                Announcements::Both(imm, all) => {
+                    has_notification = has_notification || all.try_next().transpose()?.is_some();
+                    has_notification && imm.try_take(1)
+                }
             };
             if has_arrived {
                 return Ok(true);

@@ -92,7 +92,7 @@ impl<P: BenchDevices> Target<P> {
     /// Prints the address of the listener and serves until the input ends.
     pub fn run(self) -> BenchResult<ExitCode> {
         let driven = if self.worker { Driven::ByWorkers } else { Driven::ByCaller };
-        let notifies = self.announced == AnnouncedBy::Notification;
+        let notifies = self.announced != AnnouncedBy::Imm;
         let fabric = open(&self.devices, ProcessRole::Target, driven, notifies)?;
         let region = region(&fabric, self.region, |_| 0)?;
         fabric.publish(REGION, &region)?;
@@ -175,9 +175,8 @@ impl ConnectedWriter {
 
     /// Starts a target that responds to each write with a write of `len` bytes.
     pub fn echo(devices: &impl BenchDevices, len: usize, announced: AnnouncedBy) -> BenchResult<Self> {
-        let (notifies, len_word) = (announced == AnnouncedBy::Notification, len.to_string());
-        let by = if notifies { "notification" } else { "imm" };
-        let more = ["--echo", &len_word, "--announced", by].map(str::to_owned);
+        let (notifies, len_word) = (announced != AnnouncedBy::Imm, len.to_string());
+        let more = ["--echo", &len_word, "--announced", announced.name()].map(str::to_owned);
         Self::start(devices, Driven::ByCaller, len, notifies, more)
     }
 

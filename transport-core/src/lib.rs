@@ -89,7 +89,7 @@ pub use control::{
 pub use descriptor::Descriptor;
 pub use engine::{
     Cancel, EvenShares, Grant, GrantPolicy, GrantRequest, ImmMode, Message, Op, OpId, Outcome, PeerId,
-    RailCounters, StepReport, Trigger, wait,
+    RailCounters, RailReceipt, Receipt, StepReport, Trigger, wait,
 };
 pub use explain::{Explanation, RailPlan, TransportChoice};
 pub use fabric::{

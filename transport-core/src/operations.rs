@@ -7,7 +7,6 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::engine::index::TransportIndex;
 use crate::engine::memory::{RegionInner, RemoteInner};
 use crate::engine::op::OpId;
 use crate::engine::peer::{CheckedRange, Link};
@@ -18,7 +17,7 @@ use crate::options::{PER_WR_UNIT, ReadOptions, SendOptions, WriteOptions};
 use crate::outgoing::Outgoing;
 use crate::pages::Pages;
 use crate::prepared::{Part, PreparedTransfer};
-use crate::spi::{Capabilities, Operations, Paths, WorkKind};
+use crate::spi::{Capabilities, Operations, WorkKind};
 use crate::striping::{OpSlot, OpSlots};
 use crate::{
     Access, Error, ErrorKind, ImmMode, LocalList, Op, PathPolicy, Peer, Region, RemoteList, RemoteRegion,
@@ -110,14 +109,16 @@ impl Peer {
         span: CheckedRange,
         options: &WriteOptions,
     ) -> Result<Op> {
-        let shape = cut_write(link, span, options, "write")?;
-        let part = Part { transport: dst.0.transport, work: options.work(shape, src, dst) };
         let direct = || {
             let (imm, locality) = (options.imm, options.locality);
             let direct = link.try_direct(&src.0, &dst.0, span, WorkKind::Write, imm, locality);
             direct.or_else(|| link.try_direct_device_memory(&src.0, &dst.0, span, WorkKind::Write, imm))
         };
-        self.submit_and_notify(vec![part], direct, options, "write")
+        let parts = || {
+            let shape = cut_write(link, span, options, "write")?;
+            Ok(vec![Part { transport: dst.0.transport, work: options.work(shape, src, dst) }])
+        };
+        self.submit_and_notify(parts, direct, options, "write")
     }
 
     /// Delivers immediate data without bytes.
@@ -163,7 +164,7 @@ impl Peer {
         let (link, work) = self.plan_write_pages(src, from.into(), dst, to.into(), page, options)?;
         if options.notification.is_some() {
             let parts = vec![Part { transport: dst.0.transport, work }];
-            return self.submit_and_notify(parts, || None, options, "write_pages");
+            return self.submit_and_notify(|| Ok(parts), || None, options, "write_pages");
         }
         self.submit_when(link, work, options.trigger.as_ref(), options.deadline, "write_pages")
     }
@@ -241,7 +242,7 @@ impl Peer {
         let (link, work) = self.plan_read_pages(dst, to.into(), src, from.into(), page, options)?;
         if options.notification.is_some() {
             let parts = vec![Part { transport: src.0.transport, work }];
-            return self.submit_and_notify(parts, || None, &options.as_write(), "read_pages");
+            return self.submit_and_notify(|| Ok(parts), || None, &options.as_write(), "read_pages");
         }
         self.submit_when(link, work, options.trigger.as_ref(), options.deadline, "read_pages")
     }
@@ -346,8 +347,10 @@ impl Peer {
         let (link, span) = self.check_read(dst, range, src, offset, options)?;
         if options.notification.is_some() {
             let options = options.as_write();
-            let work = Work { kind: WorkKind::Read, ..options.work(cut_read(link, span)?, dst, src) };
-            let parts = vec![Part { transport: src.0.transport, work }];
+            let parts = || {
+                let work = Work { kind: WorkKind::Read, ..options.work(cut_read(link, span)?, dst, src) };
+                Ok(vec![Part { transport: src.0.transport, work }])
+            };
             let direct = || {
                 let locality = options.locality;
                 let direct = link.try_direct(&dst.0, &src.0, span, WorkKind::Read, None, locality);
@@ -410,7 +413,7 @@ impl Peer {
         let (local, remote) = ((local, local_selection.into()), (remote, remote_selection.into()));
         let parts = plan(self, WorkKind::Write, local, remote, options)?;
         if options.notification.is_some() {
-            return self.submit_and_notify(parts, || None, options, "write_list");
+            return self.submit_and_notify(|| Ok(parts), || None, options, "write_list");
         }
         self.submit_parts(parts, options.trigger.as_ref(), options.deadline, "write_list", None)
     }
@@ -431,7 +434,7 @@ impl Peer {
         let options = options.as_write();
         let parts = plan(self, WorkKind::Read, local, remote, &options)?;
         if options.notification.is_some() {
-            return self.submit_and_notify(parts, || None, &options, "read_list");
+            return self.submit_and_notify(|| Ok(parts), || None, &options, "read_list");
         }
         self.submit_parts(parts, options.trigger.as_ref(), options.deadline, "read_list", None)
     }
@@ -513,6 +516,9 @@ impl Peer {
         if options.imm.is_some() {
             let why = "a notification carries no imm; put its bits into the bytes, or call write_imm too";
             return Err(Error::new(ErrorKind::InvalidRequest, "notify", why));
+        }
+        if Outgoing::try_short(self, bytes, options.path_policy)? {
+            return Ok(Op::without_receipt(bytes.len() as u64));
         }
         Ok(Outgoing::prepare(self, bytes, options.path_policy, "notify")?.send(options.deadline))
     }
@@ -611,7 +617,7 @@ impl Peer {
         self.same_fabric(src, "send")?;
         let caps = link.capabilities_for(Operations::SEND, options.imm, "send")?;
         if policy != PathPolicy::ANY {
-            policy.check(caps.path | staged(&src.0, link.engine.transport), &link.label, "send")?;
+            policy.check(caps.path | src.0.staging_on(link.engine.transport), &link.label, "send")?;
         }
         if len > caps.max_message {
             let why =
@@ -661,8 +667,7 @@ impl Peer {
         policy: PathPolicy,
         operation: &'static str,
     ) -> Result<()> {
-        let paths = remote.paths(local.device_memory_mask != 0) | staged(local, remote.transport);
-        policy.check(paths, &self.0.links[remote.first_group].label, operation)
+        policy.check(local.path_to(remote), &self.0.links[remote.first_group].label, operation)
     }
 
     #[inline]
@@ -738,19 +743,23 @@ impl Peer {
     #[inline(never)]
     pub(crate) fn submit_and_notify(
         &self,
-        parts: Vec<Part>,
-        direct: impl FnOnce() -> Option<Op>,
+        parts: impl FnOnce() -> Result<Vec<Part>>,
+        direct: impl Fn() -> Option<Op>,
         options: &WriteOptions,
         operation: &'static str,
     ) -> Result<Op> {
         let bytes = options.notification.as_deref().map_or(&[][..], Vec::as_slice);
-        let outgoing = Outgoing::prepare(self, bytes, options.path_policy, operation)?;
-        if options.trigger.is_none()
-            && let Some(mut op) = direct()
-        {
-            return Ok(match op.try_result() {
-                Some(Ok(outcome)) => outgoing.send_after(Op::ready(Ok(outcome)), options.deadline),
-                result => result.map_or(op, Op::ready),
+        let is_immediate = options.trigger.is_none();
+        let limits = (options.path_policy, options.deadline);
+        if is_immediate && let Some(done) = Outgoing::try_at_once(self, bytes, limits, operation, &direct)? {
+            return Ok(done);
+        }
+        let (parts, outgoing) = (parts()?, Outgoing::prepare(self, bytes, options.path_policy, operation)?);
+        if is_immediate && let Some(op) = direct() {
+            return Ok(if op.has_succeeded_at_once() {
+                outgoing.send_after(op, options.deadline)
+            } else {
+                op
             });
         }
         let (sends, on_end) = outgoing.hold(options.deadline);
@@ -847,14 +856,20 @@ impl Peer {
 
     /// The tracing span of the operation's events, a child of the caller's span.
     #[inline]
-    fn span(&self, id: OpId, transport: &str, operation: &'static str, work: &Work) -> tracing::Span {
+    fn span(
+        &self,
+        id: OpId,
+        transport: &str,
+        operation: &'static str,
+        work: &Work,
+    ) -> Option<Box<tracing::Span>> {
         if !tracing::enabled!(tracing::Level::DEBUG) {
-            return tracing::Span::none();
+            return None;
         }
         let (peer, bytes) = (self.0.id.number(), work.bytes());
         let span = tracing::debug_span!("operation", op = %id, transport, operation, peer, bytes);
         tracing::trace!(parent: &span, "submitted");
-        span
+        Some(Box::new(span))
     }
 }
 
@@ -903,12 +918,6 @@ fn per_wr_chunk(caps: &Capabilities, operation: &'static str) -> Result<u64> {
         return Err(Error::new(ErrorKind::Unsupported, operation, why));
     }
     Ok(PER_WR_UNIT)
-}
-
-/// Whether bytes of a local region are staged over a transport.
-fn staged(region: &RegionInner, transport: TransportIndex) -> Paths {
-    let is_staged = region.regions[transport].iter().flatten().any(|on| on.staging_reason().is_some());
-    if is_staged { Paths::STAGED } else { Paths::empty() }
 }
 
 #[cold]

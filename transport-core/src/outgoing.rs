@@ -7,12 +7,13 @@ use std::time::Duration;
 use crate::engine::op::OpId;
 use crate::engine::peer::{CheckedRange, Link};
 use crate::engine::{Control, EngineHandle, OnEnd, SharedState, Work};
-use crate::notifications::{Header, HeldBlocks, MAX_EARLY, MAX_LEN, Outbox, PAYLOAD};
+use crate::fabric::FabricInner;
+use crate::notifications::{Header, HeldBlocks, MAX_EARLY, MAX_LEN, Notifier, Outbox, PAYLOAD};
 use crate::operations::message;
 use crate::peer::PeerInner;
 use crate::spi::{Operations, WorkKind};
 use crate::striping::OpSlot;
-use crate::{Error, ErrorKind, Op, Outcome, PathPolicy, Peer, Region, Result, Trigger};
+use crate::{Error, ErrorKind, Op, PathPolicy, Peer, Region, Result, Trigger};
 
 /// A notification that was checked, has its memory and its slots in the op table, and is not submitted yet. Dropping it
 /// gives both back.
@@ -43,7 +44,55 @@ struct ShipmentState {
     ended: Vec<bool>,
 }
 
+/// The longest notification that the calling thread sends from its stack, in bytes.
+const SHORT: usize = 232;
+
 impl<'a> Outgoing<'a> {
+    /// Runs a transfer, and sends a short notification after it, in the calling thread: without memory of the outbox and
+    /// without a slot. Returns `None` if that is not possible. In that case it has done nothing. The errors are those of
+    /// [`Peer::notify`].
+    pub fn try_at_once(
+        peer: &'a Peer,
+        bytes: &[u8],
+        (policy, deadline): (PathPolicy, Option<Duration>),
+        operation: &'static str,
+        transfer: impl FnOnce() -> Option<Op>,
+    ) -> Result<Option<Op>> {
+        let Some(link) = Self::link_for_short(peer, bytes, policy, operation)? else { return Ok(None) };
+        let Some(op) = transfer() else { return Ok(None) };
+        if !op.has_succeeded_at_once() || send_short(peer, link, bytes) {
+            return Ok(Some(op));
+        }
+        Ok(Some(match Self::prepare(peer, bytes, policy, operation) {
+            Ok(outgoing) => outgoing.send_after(op, deadline),
+            // The bytes have moved, so the call has not failed: the operation has.
+            Err(error) => Op::and_then_quietly(op, [Op::ready(Err(error))]),
+        }))
+    }
+
+    /// Sends a short notification in the calling thread. Returns false if that is not possible. The errors are those of
+    /// [`Peer::notify`].
+    pub fn try_short(peer: &'a Peer, bytes: &[u8], policy: PathPolicy) -> Result<bool> {
+        let link = Self::link_for_short(peer, bytes, policy, "notify")?;
+        Ok(link.is_some_and(|link| send_short(peer, link, bytes)))
+    }
+
+    /// The link for a short notification that the calling thread sends, if the direct path is open. If it closes before the
+    /// notification is sent, the notification needs memory, so this checks that there is some.
+    fn link_for_short(
+        peer: &'a Peer,
+        bytes: &[u8],
+        policy: PathPolicy,
+        operation: &'static str,
+    ) -> Result<Option<&'a Link>> {
+        let (fabric, link) = Self::check(peer, bytes.len(), policy, operation)?;
+        if bytes.len() > SHORT || link.message_path((Header::LEN + bytes.len()) as u64).is_none() {
+            return Ok(None);
+        }
+        notifier_of(&fabric, operation)?.outbox.check_room(peer.id(), 1, operation)?;
+        Ok(Some(link))
+    }
+
     /// Checks a notification, and takes memory and slots for it. The errors are those of [`Peer::notify`].
     pub fn prepare(
         peer: &'a Peer,
@@ -51,29 +100,36 @@ impl<'a> Outgoing<'a> {
         policy: PathPolicy,
         operation: &'static str,
     ) -> Result<Self> {
-        peer.0.check_alive()?;
-        let unsupported = |why: &str| Error::new(ErrorKind::Unsupported, operation, why);
-        let fabric = peer.0.context.fabric.upgrade();
-        let notifier = fabric.as_ref().and_then(|fabric| fabric.notifier()).ok_or_else(|| {
-            unsupported("this fabric was opened without notifications: see FabricBuilder::notifications")
-        })?;
-        let policy = peer.path_policy().and(policy);
-        let link = companion(peer, policy, operation)?;
-        if bytes.len() > MAX_LEN {
-            let why = format!("a notification has at most {MAX_LEN} bytes, and this one {}", bytes.len());
-            return Err(Error::new(ErrorKind::TooLarge, operation, why));
-        }
-        let fragments = bytes.len().div_ceil(PAYLOAD).max(1);
-        // The peer keeps those that overtake others, but not any number.
-        if peer.0.context.send_sequence().under_way() + fragments > MAX_EARLY / 2 {
-            let why = "too many notifications to this peer are under way behind one that has not ended; await some of them";
-            return Err(Error::new(ErrorKind::Busy, operation, why));
-        }
-        let blocks = notifier.outbox.take(peer.id(), fragments, operation)?;
+        let (fabric, link) = Self::check(peer, bytes.len(), policy, operation)?;
+        let notifier = notifier_of(&fabric, operation)?;
+        let blocks = notifier.outbox.take(peer.id(), fragments(bytes.len()), operation)?;
         for (fragment, payload) in bytes.chunks(PAYLOAD).enumerate() {
             notifier.outbox.region().copy_in(blocks.offset(fragment) + Header::LEN, payload)?;
         }
         Self::with_blocks(peer, link, blocks, bytes.len(), false, operation)
+    }
+
+    /// Checks a notification of `len` bytes. Returns the fabric, and the link that will carry the notification.
+    fn check(
+        peer: &'a Peer,
+        len: usize,
+        policy: PathPolicy,
+        operation: &'static str,
+    ) -> Result<(Arc<FabricInner>, &'a Link)> {
+        peer.0.check_alive()?;
+        let fabric = peer.0.context.fabric.upgrade().ok_or_else(|| no_notifications(operation))?;
+        notifier_of(&fabric, operation)?;
+        let link = companion(peer, peer.path_policy().and(policy), operation)?;
+        if len > MAX_LEN {
+            let why = format!("a notification has at most {MAX_LEN} bytes, and this one {len}");
+            return Err(Error::new(ErrorKind::TooLarge, operation, why));
+        }
+        // The peer keeps those that overtake others, but not any number.
+        if peer.0.context.send_sequence().under_way() + fragments(len) > MAX_EARLY / 2 {
+            let why = "too many notifications to this peer are under way behind one that has not ended; await some of them";
+            return Err(Error::new(ErrorKind::Busy, operation, why));
+        }
+        Ok((fabric, link))
     }
 
     fn with_blocks(
@@ -100,7 +156,7 @@ impl<'a> Outgoing<'a> {
     /// Sends the notification now.
     pub fn send(self, deadline: Option<Duration>) -> Op {
         let bytes = self.shipment.len as u64;
-        self.send_after(Op::ready(Ok(Outcome::of_bytes(bytes))), deadline)
+        self.send_after(Op::without_receipt(bytes), deadline)
     }
 
     /// Sends the notification now. The operation resolves to the result of `first`, which has succeeded.
@@ -242,6 +298,49 @@ impl ShipmentState {
         let written = region.copy_in(self.blocks.offset(fragment), &header.to_bytes());
         debug_assert!(written.is_ok(), "blocks lie inside the region");
     }
+}
+
+/// The number of fragments of a notification of `len` bytes.
+fn fragments(len: usize) -> usize {
+    len.div_ceil(PAYLOAD).max(1)
+}
+
+fn notifier_of<'a>(fabric: &'a FabricInner, operation: &'static str) -> Result<&'a Notifier> {
+    fabric.notifier().ok_or_else(|| no_notifications(operation))
+}
+
+#[cold]
+fn no_notifications(operation: &'static str) -> Error {
+    let why = "this fabric was opened without notifications: see FabricBuilder::notifications";
+    Error::new(ErrorKind::Unsupported, operation, why)
+}
+
+/// Sends a short notification in the calling thread. Returns false if it was not sent: the direct path is closed, or the
+/// peer has no room, or is gone.
+fn send_short(peer: &Peer, link: &Link, bytes: &[u8]) -> bool {
+    let mut message = [0; Header::LEN + SHORT];
+    let message = &mut message[..Header::LEN + bytes.len()];
+    message[Header::LEN..].copy_from_slice(bytes);
+    let len = message.len() as u64;
+    // Locked until the message is sent: if it is not sent, the next notification gets its number.
+    let mut sequence = peer.0.context.send_sequence();
+    let (number, floor) = sequence.begin(1);
+    let header = Header { number, floor, offset: 0, total: bytes.len() as u32 };
+    message[..Header::LEN].copy_from_slice(&header.to_bytes());
+    let result = link.run_message(WorkKind::Send, message.as_mut_ptr(), len, None);
+    let is_sent = matches!(result, Some(Some(Ok(()))));
+    if is_sent {
+        sequence.note_told(floor);
+        sequence.end(number, true);
+    } else {
+        sequence.take_back();
+    }
+    // Without the lock: this may end other notifications, and wakers run the user's code.
+    drop(sequence);
+    if let Some(result) = result {
+        link.end_message(WorkKind::Send, len, None, result);
+    }
+    is_sent
 }
 
 /// The first companion that reaches the peer by a path that the policy allows.

@@ -99,8 +99,7 @@ impl Peer {
             return Err(Error::new(ErrorKind::Revoked, "import", why));
         }
         let policy = self.path_policy();
-        let is_allowed =
-            |remote: &RemoteRegion| [false, true].iter().any(|device| policy.allows(remote.0.paths(*device)));
+        let is_allowed = |remote: &RemoteRegion| remote.0.paths.iter().any(|paths| policy.allows(*paths));
         let (mut errors, mut not_allowed) = (Vec::new(), None);
         for links in self.0.links_by_transport().filter(|links| links[0].is_up()) {
             match RemoteRegion::import(self.id(), links, descriptor) {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::descriptor::Entry;
 use crate::engine::memory::{DirectPath, RemoteInner};
 use crate::engine::peer::{Link, PairedRail};
-use crate::spi::{PeerSlot, RemoteKey, RemoteMemory};
+use crate::spi::{Paths, PeerSlot, RemoteKey, RemoteMemory};
 use crate::{Access, Descriptor, Error, ErrorKind, MemoryKind, PeerId, Result};
 
 /// The most time for the import of one key: a backend may have to ask the peer's process.
@@ -85,6 +85,10 @@ impl RemoteRegion {
             transport: link.engine.transport,
             first_group: link.engine.group,
             direct_path,
+            paths: [false, true].map(|in_device_memory| {
+                let import = imports.iter().flatten().next();
+                import.map_or(Paths::empty(), |import| import.paths(in_device_memory))
+            }),
             imports,
             revoked: false.into(),
         })))

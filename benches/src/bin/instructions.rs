@@ -9,7 +9,7 @@ use std::hint::black_box;
 use std::process::{Command, ExitCode};
 use std::sync::Arc;
 
-use backend_loopback::Null;
+use backend_loopback::{Loopback, Null};
 use benches::list_load::ListLoad;
 use benches::{Driven, FabricPair, LIMIT, shuffled};
 use transport_core::copy::{CopyStrategy, copy};
@@ -84,6 +84,14 @@ const CASES: &[Case] = &[
         limit: 330,
     },
     Case {
+        name: "notification of 8 bytes, until it is taken",
+        open: notifying,
+        measured: notifications,
+        copies: nothing,
+        per_round: 1,
+        limit: 5200,
+    },
+    Case {
         name: "turn in which nothing happens, null",
         open: silent,
         measured: idle_turns,
@@ -95,6 +103,13 @@ const CASES: &[Case] = &[
 
 fn loopback() -> Result<FabricPair> {
     FabricPair::open(Driven::ByCaller, PAGES as usize * PAGE)
+}
+
+/// The sides take turns, so that the target's buffers come back.
+fn notifying() -> Result<FabricPair> {
+    let pair = FabricPair::notifying(Arc::new(Loopback::new()), PAGE)?;
+    (0..WARM).for_each(|_| notify(&pair));
+    Ok(pair)
 }
 
 fn null() -> Result<FabricPair> {
@@ -135,6 +150,22 @@ fn lone_write(pair: &FabricPair) {
         pair.writer.step();
     }
     op.try_result().expect("done").expect("done well");
+}
+
+#[inline(never)]
+fn notifications(pair: &FabricPair) {
+    (0..ROUNDS).for_each(|_| notify(pair));
+}
+
+fn notify(pair: &FabricPair) {
+    let mut op = pair.peer.notify(&[7; 8]).expect("notify");
+    let mut notifications = pair.target.notifications().expect("notifications");
+    while notifications.try_next().transpose().expect("a notification").is_none() {
+        pair.target.step();
+    }
+    while op.try_result().transpose().expect("done").is_none() {
+        pair.writer.step();
+    }
 }
 
 #[inline(never)]
@@ -269,6 +300,7 @@ fn count(index: usize, which: &str) -> std::result::Result<u64, String> {
             "instructions::null_batches*",
             "instructions::lone_writes*",
             "instructions::idle_turns*",
+            "instructions::notifications*",
             "instructions::prepared_lists*",
             "instructions::selected_lists*",
         ],

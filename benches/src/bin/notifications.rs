@@ -54,20 +54,27 @@ impl Comparison {
     /// Prints the median of each, and of their ratio.
     fn run(&self) -> BenchResult<()> {
         let (mut imms, mut notifications, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut both, mut least) = (Vec::new(), Vec::new());
         for _ in 0..self.pairs {
             let imm = self.latency(AnnouncedBy::Imm)?;
             let notification = self.latency(AnnouncedBy::Notification)?;
+            let at_once = self.latency(AnnouncedBy::Both)?;
             imms.push(imm.as_secs_f64() * 1e6);
             notifications.push(notification.as_secs_f64() * 1e6);
             ratios.push(notification.as_secs_f64() / imm.as_secs_f64());
+            both.push(at_once.as_secs_f64() * 1e6);
+            least.push(at_once.as_secs_f64() / imm.as_secs_f64());
         }
         println!(
-            "{}, {} bytes, one way: imm {:.2} us, notification {:.2} us, ratio {:.2}",
+            "{}, {} bytes, one way: imm {:.2} us, notification {:.2} us, ratio {:.2}; imm and notification at once \
+             {:.2} us, ratio {:.2}",
             self.over.over,
             self.size,
             median(&mut imms),
             median(&mut notifications),
-            median(&mut ratios)
+            median(&mut ratios),
+            median(&mut both),
+            median(&mut least)
         );
         Ok(())
     }

@@ -7,7 +7,7 @@ use transport_core::{
 };
 
 use crate::backend_under_test::Variant;
-use crate::check::{TestResult, ensure, ensure_eq, ensure_err};
+use crate::check::{TestResult, TrialFailure, ensure, ensure_eq, ensure_err};
 use crate::checked_region::{CheckedRegion, FULL_ACCESS};
 use crate::sim_harness::{LABEL, Options, SimHarness, SimPair};
 use crate::trial::{ALL_PATHS, Trial, TrialContext};
@@ -32,7 +32,8 @@ fn check_explanation(
     request: impl FnOnce() -> Result<Op, Error>,
 ) -> TestResult<Explanation> {
     let (explanation, before) = (explanation?, pair.a.counters());
-    let outcome = pair.sim.done(request()?)?;
+    let mut op = request()?;
+    let outcome = pair.sim.result(&mut op)??;
     let rails = |of: &dyn Fn(&RailCounters) -> (u64, u64)| {
         let after = pair.a.counters();
         let each = before.iter().zip(&after).map(|(before, after)| (of(before), of(after)));
@@ -47,6 +48,8 @@ fn check_explanation(
     ensure_eq(&format!("requests and bytes of each rail of\n{explanation}\n"), moved, plan)?;
     ensure_eq("requests the other way", rest, nothing)?;
     ensure_eq("bytes", explanation.bytes, outcome.bytes)?;
+    let receipt = op.receipt().ok_or_else(|| TrialFailure::new("no receipt"))?;
+    ensure_eq("the receipt's bytes", receipt.bytes, explanation.bytes)?;
     let requests = explanation.rails.iter().map(|rail| rail.requests).sum::<u64>();
     ensure_eq("work requests", u64::from(outcome.work_requests), if at_once { 0 } else { requests })?;
     Ok(explanation)

@@ -31,6 +31,7 @@ mod prepared;
 mod queue;
 mod rails;
 mod read;
+mod receipts;
 mod reconnect;
 mod refusal;
 mod revoke;
@@ -83,6 +84,7 @@ pub fn trials() -> impl Iterator<Item = &'static Trial> {
         fault::TRIALS,
         peers::TRIALS,
         cross_process::TRIALS,
+        receipts::TRIALS,
         reconnect::TRIALS,
         death::TRIALS,
         frozen::TRIALS,

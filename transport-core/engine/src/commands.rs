@@ -19,8 +19,8 @@ pub struct Submission {
     pub trigger: Option<Trigger>,
     pub deadline: Time,
     pub work: Work,
-    /// The operation's tracing span. Disabled, and then a few words without content, unless a subscriber wants it.
-    pub span: tracing::Span,
+    /// The operation's tracing span, if a subscriber wants it.
+    pub span: Option<Box<tracing::Span>>,
 }
 
 /// All other commands: each is rarer than a submission.

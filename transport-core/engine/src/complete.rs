@@ -390,24 +390,23 @@ impl Engine {
             }
         }
         let Some(active) = &mut self.active[op as usize] else { return };
-        let result = match active.error.take() {
-            Some(error) => {
-                active.work.note_failed();
-                Err(error)
-            }
-            None => Ok(Outcome {
-                bytes: active.work.bytes(),
-                work_requests: active.work_requests,
-                merged: active.work.merged(),
-                ..Outcome::default()
-            }),
+        let error = active.error.take();
+        if error.is_some() {
+            active.work.note_failed();
+        }
+        let outcome = Outcome {
+            bytes: active.bytes,
+            work_requests: active.work_requests,
+            merged: active.work.merged(),
+            ..Outcome::default()
         };
+        let bare_path = || self.rails[0].domain.capabilities().path;
+        let path = active.work.path(self.handle.transport, bare_path);
+        let (submitted_at, posted_at) = (active.submitted_at, active.posted_at);
         active.leave_backlog(self.handle.group);
         let (id, link, waits_for_credit) = (active.id, active.link, active.waits_for_credit);
-        let span = std::mem::replace(&mut active.span, tracing::Span::none());
+        let span = active.span.take();
         let mut rails = std::mem::take(&mut active.rails);
-        rails.clear();
-        self.spare_rails.push(rails);
         self.hash_event(HashedEvent::Ended, op.into());
         self.running -= 1;
         if self.running == 0 {
@@ -418,8 +417,21 @@ impl Engine {
         }
         // Releases the memory before the waiter learns that the operation is over.
         self.active[op as usize] = None;
-        self.record_ended(id, &span, result.as_ref().err());
-        self.handle.table.finish(id, result);
+        self.record_ended(id, span.as_deref(), error.as_ref());
+        match error {
+            Some(error) => self.handle.table.finish(id, Err(error)),
+            None => {
+                let ended_at = self.now();
+                self.handle.table.succeed(id, outcome, |notes| {
+                    (notes.submitted_at, notes.posted_at, notes.ended_at) =
+                        (submitted_at, posted_at, ended_at);
+                    notes.path = path;
+                    notes.set_shares(&rails, |rail| rail.is_used().then_some(rail.bytes));
+                });
+            }
+        }
+        rails.clear();
+        self.spare_rails.push(rails);
         if self.links[link as usize].as_ref().is_some_and(|link| link.has_failed) {
             self.retire_link(link);
         }

@@ -46,6 +46,8 @@ pub struct EngineHandle {
     /// The engine's first rail among the rails of the transport.
     pub first_rail: usize,
     pub posting: Posting,
+    /// The transport's label.
+    pub transport_label: String,
     /// The transport's label; with several rail groups, followed by the group's number.
     pub label: String,
     /// The names of the rails' devices.
@@ -83,6 +85,7 @@ pub struct HandleSetup {
     pub group: GroupIndex,
     pub first_rail: usize,
     pub posting: Posting,
+    pub transport_label: String,
     pub label: String,
     pub devices: Vec<String>,
     pub max_operations: usize,
@@ -101,13 +104,14 @@ struct LinkIndices {
 
 impl EngineHandle {
     pub fn new(setup: HandleSetup, wakeup: WakeupHandle) -> Self {
-        let table = OpTable::new(setup.max_operations);
+        let table = OpTable::new(setup.max_operations, setup.devices.len());
         Self {
             transport: setup.transport,
             group: setup.group,
             first_rail: setup.first_rail,
             posting: setup.posting,
             counts: setup.devices.iter().map(|_| RailCounts::default()).collect(),
+            transport_label: setup.transport_label,
             label: setup.label,
             devices: setup.devices,
             flight_recorder: FlightRecorder::new(setup.records),

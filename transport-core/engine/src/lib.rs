@@ -84,7 +84,7 @@ pub use flow_control::{EvenShares, Grant, GrantPolicy, GrantRequest};
 #[doc(hidden)]
 pub use handle::{EngineHandle, HandleSetup, Posting};
 use multirail_spi as spi;
-pub use op::{Cancel, Op, OpId, Outcome, wait};
+pub use op::{Cancel, Op, OpId, Outcome, RailReceipt, Receipt, wait};
 pub use operation::ImmMode;
 #[doc(hidden)]
 pub use operation::{DrainAnswer, DrainReply, OnEnd, SharedState, Work, drain_answer};

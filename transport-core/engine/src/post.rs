@@ -54,9 +54,10 @@ impl Engine {
         self.prepare_rails(work, link, &mut rails);
         let takes_credit = work.takes_credit(&peer.links[self.handle.group].credit);
         let error = refusal(work, &rails);
+        let bytes = work.bytes();
         let (unposted, only_rail) = match error {
             Some(_) => (0, None),
-            None => self.split_over_rails(work, &mut rails),
+            None => self.split_over_rails(work, bytes, &mut rails),
         };
         let waits_for_trigger = submission.trigger.is_some();
         // Posted before the engine records the operation: the latency does not include the bookkeeping.
@@ -68,9 +69,10 @@ impl Engine {
         };
         let kind = work.operation_kind();
         let Submission { peer, submitted_at, trigger, deadline, work, span, .. } = submission;
-        let (number, bytes, now) = (peer_number(peer.id), work.bytes(), self.now());
+        let (number, now) = (peer_number(peer.id), self.now());
         self.active[id.index as usize] = Some(ActiveOp {
             id,
+            bytes,
             takes_credit,
             waits_for_credit: false,
             work,
@@ -80,6 +82,7 @@ impl Engine {
             deadline,
             submitted_at,
             last_progress: now,
+            posted_at: now,
             stalled: false,
             span,
             stage: Stage::Data,
@@ -103,7 +106,10 @@ impl Engine {
             None if waits_for_trigger => self.wait_for_trigger(id),
             None => self.queue(id.index),
         }
-        self.finish_if_over(id.index);
+        // With a piece to post, the operation is not over. If posting has failed, `fail_with` has ended the operation.
+        if unposted == 0 {
+            self.finish_if_over(id.index);
+        }
     }
 
     /// Polls the trigger of an operation in each step, unless a command starts the operation.
@@ -134,7 +140,7 @@ impl Engine {
         work.note_failed();
         self.hash_event(HashedEvent::Activated, id.index.into());
         self.record_started(id, work.operation_kind(), peer_number(peer.id), work.bytes());
-        self.record_ended(id, &span, Some(&error));
+        self.record_ended(id, span.as_deref(), Some(&error));
         // Before the waiter learns of it, as in `finish_if_over`.
         drop(work);
         self.handle.table.finish(id, Err(error));
@@ -168,14 +174,20 @@ impl Engine {
         }
     }
 
-    /// Splits the pieces over the rails. Returns the number of pieces and, if there is only one piece, and it is no list's,
-    /// its rail.
-    fn split_over_rails(&mut self, work: &Work, rails: &mut [ActiveRail]) -> (u32, Option<usize>) {
+    /// Splits the pieces over the rails. `bytes` is their sum. Returns the number of pieces and, if there is only one piece
+    /// and it is no list's, its rail.
+    fn split_over_rails(
+        &mut self,
+        work: &Work,
+        bytes: u64,
+        rails: &mut [ActiveRail],
+    ) -> (u32, Option<usize>) {
         if work.is_one_request() {
             // An imm alone, or a message: one request over the first usable rail.
             let first = rails.iter().position(ActiveRail::usable);
             if let Some(first) = first {
                 rails[first].range = RailRange { start: 0, end: 1 };
+                rails[first].bytes = bytes;
             }
             return (1, first);
         }
@@ -185,7 +197,7 @@ impl Engine {
         let pieces = work.pieces.len();
         let is_list = work.shape.list().is_some();
         if let ([rail], 1, false) = (&mut rails[..], pieces, is_list) {
-            (rail.range, rail.next) = (work.pieces, work.pieces.start);
+            (rail.range, rail.next, rail.bytes) = (work.pieces, work.pieces.start, bytes);
             return (1, Some(0));
         }
         // A warm-up has one piece for each rail, whatever the weights are.
@@ -195,6 +207,7 @@ impl Engine {
         rails.iter_mut().zip(&self.ranges).for_each(|(rail, range)| {
             rail.range = *range;
             rail.next = range.start;
+            rail.bytes = work.shape.bytes_of(range.start..range.end);
         });
         let only = if pieces > 1 || is_list { None } else { rails.iter().position(|rail| rail.left() > 0) };
         (pieces, only)
@@ -500,6 +513,7 @@ impl Engine {
                 self.rails[rail].inflight.push(Run { count: taken, ..run });
                 active.rails[rail].refused_by_endpoint = false;
                 active.note_progress(now, &mut self.next_stall_check);
+                active.posted_at = now;
             }
             if taken == run.count || active.error.is_some() {
                 continue;

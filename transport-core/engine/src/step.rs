@@ -4,11 +4,12 @@
 //! (all else: the step itself, commands, deadlines, revocations, stalls, and drains: the calls of `Peer::drain` that
 //! wait for operations).
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::Poll;
 use std::time::{Duration, Instant};
+
+use foldhash::HashMap;
 
 use super::operation::{ActiveOp, ActiveRail, Drains, LocalUse, Revocations};
 use super::peer::{ArrivalKind, EarlyEvents, LinkState, PeerState, UnconfirmedFailures};
@@ -140,7 +141,7 @@ impl Engine {
             running: 0,
             posted_at_once: 0,
             links: Vec::new(),
-            link_of: HashMap::new(),
+            link_of: HashMap::default(),
             early_events: EarlyEvents::default(),
             unconfirmed_failures: UnconfirmedFailures::default(),
             receives: Receives::default(),
@@ -750,11 +751,13 @@ impl Engine {
     }
 
     #[inline]
-    pub(super) fn record_ended(&mut self, op: OpId, span: &tracing::Span, error: Option<&Error>) {
+    pub(super) fn record_ended(&mut self, op: OpId, span: Option<&tracing::Span>, error: Option<&Error>) {
         self.record(TraceEvent::Ended { op, error: error.map(Error::kind) });
         match error {
-            Some(error) => tracing::debug!(parent: span, op = %op, %error, "ended"),
-            None => tracing::trace!(parent: span, op = %op, "done"),
+            Some(error) => {
+                tracing::debug!(parent: span.and_then(tracing::Span::id), op = %op, %error, "ended")
+            }
+            None => tracing::trace!(parent: span.and_then(tracing::Span::id), op = %op, "done"),
         }
     }
 

@@ -73,7 +73,11 @@ impl<K: Copy + Ord> WakerSet<K> {
     }
 
     /// Removes all wakers.
+    #[inline]
     pub fn take_all(&mut self) -> TakenWakers {
+        if self.wakers.is_empty() {
+            return TakenWakers(Vec::new());
+        }
         TakenWakers(std::mem::take(&mut self.wakers).into_values().collect())
     }
 }

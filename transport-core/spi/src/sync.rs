@@ -63,6 +63,11 @@ impl<T> UnsafeCell<T> {
     }
 
     /// Calls `f` with the address. Dereferencing it is the caller's `unsafe`.
+    pub fn with<R>(&self, f: impl FnOnce(*const T) -> R) -> R {
+        f(self.0.get())
+    }
+
+    /// As `with`, for writing.
     pub fn with_mut<R>(&self, f: impl FnOnce(*mut T) -> R) -> R {
         f(self.0.get())
     }

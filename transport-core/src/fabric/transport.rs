@@ -223,6 +223,7 @@ impl Transport {
             transport: settings.transport,
             group: settings.first_group.plus(number),
             first_rail: rails.start,
+            transport_label: self.label.clone(),
             label: if groups > 1 { format!("{}/{number}", self.label) } else { self.label.clone() },
             devices: self.devices[rails.clone()].iter().map(|device| device.name.clone()).collect(),
             max_operations: settings.max_operations,

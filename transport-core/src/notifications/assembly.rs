@@ -1,6 +1,6 @@
 //! The receiver's side of the notifications of one peer.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 
 use super::{Header, PAYLOAD};
 
@@ -21,28 +21,31 @@ pub(super) struct Assembly {
 
 impl Assembly {
     /// For a peer that is gone already, and of which this is the first message: what came before it was taken, or lost.
-    pub fn from_message(message: &[u8]) -> Self {
-        let next = Header::parse(message).map_or(0, |(header, _)| header.number);
-        Self { next, ..Self::default() }
+    pub fn from_message(header: Header) -> Self {
+        Self { next: header.number, ..Self::default() }
     }
 
-    /// Adds a message; appends the notifications that are complete with it. The error says how the peer has broken the
-    /// protocol.
-    pub fn add(&mut self, message: &[u8], into: &mut VecDeque<Vec<u8>>) -> Result<(), String> {
-        let (header, payload) = Header::parse(message)?;
+    /// Adds a message; calls `deliver` with the notifications that are complete with it. The error says how the peer has
+    /// broken the protocol.
+    pub fn add(
+        &mut self,
+        header: Header,
+        payload: Vec<u8>,
+        mut deliver: impl FnMut(Vec<u8>),
+    ) -> Result<(), String> {
         if header.total != Header::SKIP && header.number >= self.next {
             if header.number == self.next {
-                self.join(header, payload, into)?;
+                self.join(header, payload, &mut deliver)?;
             } else if self.early.len() == MAX_EARLY {
                 return Err(format!("{MAX_EARLY} fragments came before number {}", self.next));
             } else {
-                self.early.insert(header.number, (header, payload.to_vec()));
+                self.early.insert(header.number, (header, payload));
             }
         }
         // The sender has given up the fragments below the floor that have not arrived.
         loop {
             if let Some((early, payload)) = self.early.remove(&self.next) {
-                self.join(early, &payload, into)?;
+                self.join(early, payload, &mut deliver)?;
                 continue;
             }
             match self.early.first_key_value() {
@@ -63,19 +66,29 @@ impl Assembly {
     }
 
     /// Joins the next fragment to the ones before it.
-    fn join(&mut self, header: Header, payload: &[u8], into: &mut VecDeque<Vec<u8>>) -> Result<(), String> {
+    fn join(
+        &mut self,
+        header: Header,
+        payload: Vec<u8>,
+        deliver: &mut impl FnMut(Vec<u8>),
+    ) -> Result<(), String> {
         self.next = header.number.checked_add(1).ok_or("a fragment has the last of all numbers")?;
         if header.offset == 0 {
             // The rest of the one that was begun has failed.
             self.begun.clear();
         }
+        if payload.len() == header.total as usize {
+            // The usual case: one fragment is all of it.
+            deliver(payload);
+            return Ok(());
+        }
         if self.begun.len() != header.offset as usize {
             // A fragment before it has failed.
             return Ok(());
         }
-        self.begun.extend_from_slice(payload);
+        self.begun.extend_from_slice(&payload);
         if self.begun.len() == header.total as usize {
-            into.push_back(std::mem::take(&mut self.begun));
+            deliver(std::mem::take(&mut self.begun));
         }
         Ok(())
     }
@@ -87,6 +100,11 @@ mod tests {
 
     use super::super::{MAX_LEN, SendSequence};
     use super::*;
+
+    fn add(assembly: &mut Assembly, message: &[u8], into: &mut Vec<Vec<u8>>) -> Result<(), String> {
+        let header = Header::parse(message, message.len())?;
+        assembly.add(header, message[Header::LEN..].to_vec(), |bytes| into.push(bytes))
+    }
 
     fn bytes_of(index: usize, len: usize) -> Vec<u8> {
         (0..len).map(|at| (at * 7 + index) as u8).collect()
@@ -127,23 +145,22 @@ mod tests {
             }
             let failed: Vec<_> = messages.extract_if(.., |(number, _)| failing.contains(number)).collect();
             random.shuffle(&mut messages);
-            let (mut assembly, mut got) = (Assembly::default(), VecDeque::new());
+            let (mut assembly, mut got) = (Assembly::default(), Vec::new());
             for (number, message) in messages {
-                assembly.add(&message, &mut got).unwrap();
+                add(&mut assembly, &message, &mut got).unwrap();
                 sequence.end(number, true);
             }
             failed.iter().for_each(|(number, _)| sequence.end(*number, false));
             // One more comes before the peer is told.
             let (number, floor) = sequence.begin(1);
             let more = Header { number, floor, offset: 0, total: 0 };
-            assembly.add(&more.to_bytes(), &mut got).unwrap();
+            add(&mut assembly, &more.to_bytes(), &mut got).unwrap();
             want.push(Vec::new());
             if let Some(floor) = sequence.begin_telling() {
                 let skip = Header { number: 0, floor, offset: 0, total: Header::SKIP };
-                assembly.add(&skip.to_bytes(), &mut got).unwrap();
+                add(&mut assembly, &skip.to_bytes(), &mut got).unwrap();
             }
             let lens = |all: &[Vec<u8>]| all.iter().map(Vec::len).collect::<Vec<_>>();
-            let got = Vec::from(got);
             prop_assert!(got == want, "got {:?}, want {:?}", lens(&got), lens(&want));
         }
     }
@@ -151,18 +168,21 @@ mod tests {
     #[test]
     #[cfg_attr(miri, ignore = "thousands of interpreted fragments")]
     fn a_peer_cannot_fill_the_memory() {
-        let (mut assembly, mut got) = (Assembly::default(), VecDeque::new());
+        let (mut assembly, mut got) = (Assembly::default(), Vec::new());
         let header = |number| Header { number, floor: 0, offset: 0, total: 0 }.to_bytes();
         for number in 1..=MAX_EARLY as u64 {
-            assembly.add(&header(number), &mut got).unwrap();
+            add(&mut assembly, &header(number), &mut got).unwrap();
         }
         assert!(
-            assembly.add(&header(MAX_EARLY as u64 + 1), &mut got).unwrap_err().contains("before number 0")
+            add(&mut assembly, &header(MAX_EARLY as u64 + 1), &mut got)
+                .unwrap_err()
+                .contains("before number 0")
         );
-        assembly.add(&header(0), &mut got).unwrap();
+        add(&mut assembly, &header(0), &mut got).unwrap();
         assert_eq!(got.len(), MAX_EARLY + 1);
         let last = Header { number: u64::MAX, floor: u64::MAX, offset: 0, total: MAX_LEN as u32 };
         let whole = [&last.to_bytes()[..], &[0; PAYLOAD]].concat();
-        assert!(Assembly { next: u64::MAX, ..Assembly::default() }.add(&whole, &mut got).is_err());
+        assembly.next = u64::MAX;
+        assert!(add(&mut assembly, &whole, &mut got).is_err());
     }
 }

@@ -33,10 +33,12 @@ impl Header {
         bytes
     }
 
-    /// Splits a message into its header and its bytes of the notification. The error says what is wrong with it.
-    pub fn parse(message: &[u8]) -> Result<(Self, &[u8]), String> {
-        let wrong = |what: &str| Err(format!("a notification's message of {} bytes {what}", message.len()));
-        let Some((head, payload)) = message.split_first_chunk::<{ Self::LEN }>() else {
+    /// Reads the header of a message of `len` bytes, of which `head` has the first ones: all or [`Header::LEN`]. The error
+    /// says what is wrong with the message.
+    pub fn parse(head: &[u8], len: usize) -> Result<Self, String> {
+        let wrong = |what: &str| Err(format!("a notification's message of {len} bytes {what}"));
+        let (Some(head), Some(payload)) = (head.first_chunk::<{ Self::LEN }>(), len.checked_sub(Self::LEN))
+        else {
             return wrong("is shorter than its header");
         };
         let word = |at: usize| u32::from_le_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
@@ -44,19 +46,15 @@ impl Header {
         let header = Self { number: long(0), floor: long(8), offset: word(16), total: word(20) };
         let (offset, total) = (header.offset as usize, header.total as usize);
         if header.total == Self::SKIP {
-            return if payload.is_empty() {
-                Ok((header, payload))
-            } else {
-                wrong("carries no fragment, but bytes")
-            };
+            return if payload == 0 { Ok(header) } else { wrong("carries no fragment, but bytes") };
         }
-        if total > MAX_LEN || offset > total || payload.len() != (total - offset).min(PAYLOAD) {
+        if total > MAX_LEN || offset > total || payload != (total - offset).min(PAYLOAD) {
             return wrong(&format!("is no fragment at {offset} of {total} bytes"));
         }
-        if offset > 0 && payload.is_empty() {
+        if offset > 0 && payload == 0 {
             return wrong("is an empty fragment behind the first");
         }
-        Ok((header, payload))
+        Ok(header)
     }
 }
 
@@ -76,17 +74,15 @@ mod tests {
             let header = Header { number, floor, offset: offset as u32, total: len as u32 };
             let mut message = header.to_bytes().to_vec();
             message.resize(Header::LEN + (len - offset).min(PAYLOAD), 7);
-            let (read, payload) = Header::parse(&message).unwrap();
-            prop_assert_eq!(read, header);
-            prop_assert_eq!(payload.len(), message.len() - Header::LEN);
-            message.push(7);
-            prop_assert!(Header::parse(&message).is_err(), "a byte too many");
+            prop_assert_eq!(Header::parse(&message, message.len()).unwrap(), header);
+            prop_assert!(Header::parse(&message[..Header::LEN], message.len() + 1).is_err(), "a byte too many");
         }
 
         #[test]
         fn any_bytes_are_read_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..2 * Header::LEN)) {
-            if let Ok((header, payload)) = Header::parse(&bytes) {
-                prop_assert!(header.total == Header::SKIP || header.offset as usize + payload.len() <= MAX_LEN);
+            if let Ok(header) = Header::parse(&bytes, bytes.len()) {
+                let end = header.offset as usize + bytes.len() - Header::LEN;
+                prop_assert!(header.total == Header::SKIP || end <= MAX_LEN);
             }
         }
     }

@@ -1,10 +1,12 @@
 //! Where notifications arrive.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Poll, Waker};
 
-use super::{Assembly, BLOCK, Notification, buffers};
+use foldhash::HashMap;
+
+use super::{Assembly, BLOCK, Header, Notification, buffers};
 use crate::engine::memory::RegionInner;
 use crate::engine::{EngineHandle, Inbox, Message, PoolPart};
 use crate::{Error, ErrorKind, PeerId, Result};
@@ -104,7 +106,7 @@ impl NotificationInbox {
             match messages() {
                 Poll::Ready(Ok(message)) => {
                     let peer = message.peer();
-                    if let Err(why) = state.add(fabric, peer, &message.to_vec()) {
+                    if let Err(why) = state.add(fabric, &message) {
                         state.assemblies.remove(&peer);
                         // Without the lock, because wakers run the user's code.
                         drop(state);
@@ -134,19 +136,19 @@ impl Drop for NotificationInbox {
 }
 
 impl InboxState {
-    fn add(
-        &mut self,
-        fabric: &impl InboxHost,
-        peer: PeerId,
-        message: &[u8],
-    ) -> std::result::Result<(), String> {
-        let mut joined = VecDeque::new();
+    fn add(&mut self, fabric: &impl InboxHost, message: &Message) -> std::result::Result<(), String> {
+        let mut head = [0; Header::LEN];
+        let copied = message.copy_out(&mut head);
+        let header = Header::parse(&head[..copied], message.len())?;
+        let mut payload = vec![0; message.len() - Header::LEN];
+        message.copy_out_from(Header::LEN, &mut payload);
+        let peer = message.peer();
         let new = || match fabric.has_peer(peer) {
             true => Assembly::default(),
-            false => Assembly::from_message(message),
+            false => Assembly::from_message(header),
         };
-        let added = self.assemblies.entry(peer).or_insert_with(new).add(message, &mut joined);
-        self.complete.extend(joined.into_iter().map(|bytes| Notification { peer, bytes }));
-        added
+        let complete = &mut self.complete;
+        let deliver = |bytes| complete.push_back(Notification { peer, bytes });
+        self.assemblies.entry(peer).or_insert_with(new).add(header, payload, deliver)
     }
 }

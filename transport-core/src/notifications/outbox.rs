@@ -1,7 +1,8 @@
 //! The memory that notifications are sent from.
 
-use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use foldhash::HashMap;
 
 use super::{BLOCK, buffers};
 use crate::engine::memory::RegionInner;
@@ -30,7 +31,7 @@ impl Outbox {
     /// An outbox in a region that is registered on all companions.
     pub fn new(region: Arc<RegionInner>) -> Self {
         let free = (0..buffers(region.len() as usize)).collect();
-        Self { region, blocks: Mutex::new(Blocks { free, held: HashMap::new() }) }
+        Self { region, blocks: Mutex::new(Blocks { free, held: HashMap::default() }) }
     }
 
     pub fn region(&self) -> &Arc<RegionInner> {
@@ -41,7 +42,27 @@ impl Outbox {
     /// nothing leaves half of the memory to the others.
     pub fn take(self: &Arc<Self>, peer: PeerId, count: usize, operation: &'static str) -> Result<HeldBlocks> {
         let mut blocks = self.lock();
-        let (held, free) = (blocks.held.get(&peer).copied().unwrap_or(0), blocks.free.len());
+        blocks.check_room(peer, count, operation)?;
+        let free = blocks.free.len();
+        *blocks.held.entry(peer).or_default() += count;
+        let numbers = blocks.free.split_off(free - count);
+        Ok(HeldBlocks { outbox: Arc::clone(self), numbers, peer })
+    }
+
+    /// Refuses a notification to a peer that [`Outbox::take`] would refuse now.
+    pub fn check_room(&self, peer: PeerId, count: usize, operation: &'static str) -> Result<()> {
+        self.lock().check_room(peer, count, operation)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Blocks> {
+        // No holder panics half way through a change, so a poisoned lock holds good data.
+        self.blocks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Blocks {
+    fn check_room(&self, peer: PeerId, count: usize, operation: &'static str) -> Result<()> {
+        let (held, free) = (self.held.get(&peer).copied().unwrap_or(0), self.free.len());
         if held + count > free {
             let why = format!(
                 "notifications to this peer hold {held} of this side's blocks of {BLOCK} bytes, {free} are free, and this one \
@@ -49,14 +70,7 @@ impl Outbox {
             );
             return Err(Error::new(ErrorKind::Busy, operation, why));
         }
-        *blocks.held.entry(peer).or_default() += count;
-        let numbers = blocks.free.split_off(free - count);
-        Ok(HeldBlocks { outbox: Arc::clone(self), numbers, peer })
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Blocks> {
-        // No holder panics half way through a change, so a poisoned lock holds good data.
-        self.blocks.lock().unwrap_or_else(PoisonError::into_inner)
+        Ok(())
     }
 }
 

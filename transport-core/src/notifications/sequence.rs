@@ -25,6 +25,11 @@ impl SendSequence {
         (first, self.floor)
     }
 
+    /// Takes back the number that was taken last: nothing was sent under it.
+    pub fn take_back(&mut self) {
+        self.ended.pop_back();
+    }
+
     /// Notes that a fragment has ended, and whether it has arrived.
     pub fn end(&mut self, number: u64, has_arrived: bool) {
         if let Some(ended) = number.checked_sub(self.floor).and_then(|at| self.ended.get_mut(at as usize)) {

@@ -5,10 +5,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::Poll;
 
-use super::RetainedMemory;
+use super::{RemoteInner, RetainedMemory};
 use crate::copy::{self, CopyStrategy};
 use crate::index::{IndexVec, TransportIndex};
-use crate::spi::MemoryRegion;
+use crate::spi::{MemoryRegion, Paths};
 use crate::{Access, Error, ErrorKind, Memory, MemoryKind, Op, Result};
 
 /// What a region asks of the fabric that registered it.
@@ -38,6 +38,8 @@ pub struct RegionInner {
     /// All bits set if `start` is in device memory that the CPU cannot address, else 0. A length with these bits set
     /// exceeds every maximum of what the calling thread copies.
     pub device_memory_mask: u64,
+    /// What staging adds to the path of the region's bytes over each transport.
+    staging: IndexVec<TransportIndex, Paths>,
     pub access: Access,
     pub id: u64,
     pub fabric_id: u64,
@@ -70,7 +72,12 @@ impl RegionInner {
     pub fn new(memory: Arc<dyn Memory>, setup: RegionSetup) -> Self {
         let RegionSetup { regions, access, id, fabric_id, owner, retained } = setup;
         let len = memory.len() as u64;
+        let staging = regions.iter().map(|rails| {
+            let is_staged = rails.iter().flatten().any(|region| region.staging_reason().is_some());
+            if is_staged { Paths::STAGED } else { Paths::empty() }
+        });
         Self {
+            staging: staging.collect(),
             regions,
             start: memory.as_ptr(),
             len,
@@ -96,6 +103,18 @@ impl RegionInner {
     #[expect(clippy::len_without_is_empty, reason = "no memory without bytes is registered")]
     pub fn len(&self) -> u64 {
         self.len
+    }
+
+    /// The paths that bytes take between this region and a remote region, over the remote region's transport.
+    #[inline]
+    pub fn path_to(&self, remote: &RemoteInner) -> Paths {
+        remote.paths[usize::from(self.device_memory_mask != 0)] | self.staging[remote.transport]
+    }
+
+    /// What staging adds to the path of the region's bytes over a transport.
+    #[inline]
+    pub fn staging_on(&self, transport: TransportIndex) -> Paths {
+        self.staging[transport]
     }
 
     /// The kind of the memory.

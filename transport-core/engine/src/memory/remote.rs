@@ -26,6 +26,9 @@ pub struct RemoteInner {
     pub imports: Vec<Option<Arc<dyn RemoteMemory>>>,
     /// The direct path, if the transport has one.
     pub direct_path: Option<DirectPath>,
+    /// The paths that bytes take between the region and local host memory, and between the region and a GPU's memory. All
+    /// rails are of one transport, and use the same path.
+    pub paths: [Paths; 2],
     pub revoked: AtomicBool,
 }
 
@@ -45,13 +48,6 @@ impl RemoteInner {
     /// How bytes get to the region, in a few words for people. All rails are of one transport, and use the same path.
     pub fn path(&self) -> &'static str {
         self.imports.iter().flatten().next().map_or("no rail", |import| import.path())
-    }
-
-    /// The paths that bytes take between the region and local memory. `in_device_memory` is true if the local memory is a
-    /// GPU's. All rails are of one transport, and use the same path.
-    pub fn paths(&self, in_device_memory: bool) -> Paths {
-        let mut imports = self.imports.iter().flatten();
-        imports.next().map_or(Paths::empty(), |import| import.paths(in_device_memory))
     }
 
     /// Checks the access right, the revocation and the bounds for `len` bytes from `offset` on.

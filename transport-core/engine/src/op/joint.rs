@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use super::{Cancel, Op, OpId, Outcome, State, Waiting, taken};
+use super::{Cancel, Op, OpId, Outcome, Receipt, State, Waiting, taken};
 use crate::EngineHandle;
 use crate::{Error, Result};
 
@@ -24,6 +24,12 @@ pub(super) trait Joint: Send + Sync {
     /// Whether a poll would find something new. Writes no memory.
     fn has_news(&self) -> bool;
 
+    /// Whether all parts have succeeded, and the result was not taken.
+    fn has_succeeded(&self) -> bool;
+
+    /// The sum of the receipts of all parts that count, once all have succeeded.
+    fn receipt(&self) -> Option<Receipt>;
+
     /// The engines that the parts wait for, each once.
     fn engines(&self) -> Vec<Arc<EngineHandle>>;
 
@@ -37,9 +43,10 @@ struct Many {
     id: Option<OpId>,
     /// The parts without a result, each with whether its outcome counts.
     waiting: Vec<(Op, bool)>,
-    /// The parts that ended with an error; their bytes may still move. Parts that succeeded are quiesced, and give
-    /// their slot back at once.
+    /// The parts that ended with an error; their bytes may still move.
     failed: Vec<Op>,
+    /// The parts that have succeeded and count: they have receipts. None once a part has failed.
+    succeeded: Vec<Op>,
     sum: Sum,
 }
 
@@ -75,12 +82,38 @@ impl Op {
         Self::joint(std::iter::once((first, true)).chain(others).collect())
     }
 
+    /// An operation that has succeeded at submission: the calling thread has let a GPU copy its bytes.
+    #[doc(hidden)]
+    #[cold]
+    pub fn copied_by_gpu(bytes: u64) -> Self {
+        Self::succeeded_with(bytes, vec![Self(State::CopiedByGpu(bytes))])
+    }
+
+    /// An operation that has succeeded at submission, without a receipt.
+    #[doc(hidden)]
+    #[cold]
+    pub fn without_receipt(bytes: u64) -> Self {
+        Self::succeeded_with(bytes, Vec::new())
+    }
+
+    fn succeeded_with(bytes: u64, succeeded: Vec<Self>) -> Self {
+        let sum = Sum { outcome: Outcome::of_bytes(bytes), ..Sum::default() };
+        let many = Many { id: None, waiting: Vec::new(), failed: Vec::new(), succeeded, sum };
+        Self(State::Waiting(Waiting::Many(Box::new(many))))
+    }
+
     fn joint(parts: Vec<(Self, bool)>) -> Self {
         let id = parts.iter().find_map(|(part, _)| part.id());
-        let mut many = Many { id, waiting: parts, failed: Vec::new(), sum: Sum::default() };
+        let (failed, succeeded) = (Vec::new(), Vec::with_capacity(parts.len()));
+        let mut many = Many { id, waiting: parts, failed, succeeded, sum: Sum::default() };
         many.collect_results(Self::try_result);
-        if many.waiting.is_empty() && many.failed.is_empty() {
-            return Self::ready(many.sum.take().unwrap_or_else(|| Err(taken())));
+        let was_copied = |part: &Self| matches!(part.0, State::Copied(_));
+        if many.waiting.is_empty() && many.failed.is_empty() && many.succeeded.iter().all(was_copied) {
+            let result = many.sum.take().unwrap_or_else(|| Err(taken()));
+            return match result {
+                Ok(outcome) if many.succeeded.is_empty() => Self::without_receipt(outcome.bytes),
+                result => Self::ready(result),
+            };
         }
         Self(State::Waiting(Waiting::Many(Box::new(many))))
     }
@@ -89,11 +122,18 @@ impl Op {
 impl Many {
     /// Takes the results of the parts for which `result_of` returns one.
     fn collect_results(&mut self, mut result_of: impl FnMut(&mut Op) -> Option<Result<Outcome>>) {
-        let Self { waiting, failed, sum, .. } = self;
+        let Self { waiting, failed, succeeded, sum, .. } = self;
         waiting.retain_mut(|(part, counts)| {
             let Some(result) = result_of(part) else { return true };
-            if result.is_err() && !matches!(part.0, State::Taken) {
-                failed.push(Op(std::mem::replace(&mut part.0, State::Taken)));
+            let mut take_part = || Op(std::mem::replace(&mut part.0, State::Taken));
+            match &result {
+                Ok(_) if *counts && failed.is_empty() => succeeded.push(take_part()),
+                // The part is quiesced, and nobody will ask for its receipt: it gives its slot back at once.
+                Ok(_) => {}
+                Err(_) => {
+                    failed.push(take_part());
+                    succeeded.clear();
+                }
             }
             sum.add_part(result, *counts);
             false
@@ -130,13 +170,29 @@ impl Joint for Many {
         self.waiting.is_empty() || self.waiting.iter().any(|(part, _)| part.has_news())
     }
 
+    fn receipt(&self) -> Option<Receipt> {
+        if !self.waiting.is_empty() || !self.failed.is_empty() {
+            return None;
+        }
+        let mut sum = Receipt::default();
+        for part in &self.succeeded {
+            sum.add(part.receipt()?);
+        }
+        // A notification alone has no receipt.
+        (!sum.rails.is_empty()).then_some(sum)
+    }
+
+    fn has_succeeded(&self) -> bool {
+        self.waiting.is_empty() && self.sum.has_succeeded()
+    }
+
     fn engines(&self) -> Vec<Arc<EngineHandle>> {
         let mut engines = Vec::new();
         for (part, _) in &self.waiting {
             match &part.0 {
                 State::Waiting(Waiting::One(pending)) => engines.push(Arc::clone(&pending.engine)),
                 State::Waiting(Waiting::Many(many)) => engines.append(&mut many.engines()),
-                State::Ready(_) | State::Taken => {}
+                _ => {}
             }
         }
         engines.sort_unstable_by_key(Arc::as_ptr);
@@ -159,6 +215,10 @@ impl Sum {
             Ok(_) => {}
             Err(error) => self.quiet_error = self.quiet_error.take().or(Some(error)),
         }
+    }
+
+    fn has_succeeded(&self) -> bool {
+        !self.was_taken && self.error.is_none() && self.quiet_error.is_none()
     }
 
     fn add(&mut self, result: Result<Outcome>) {

@@ -2,6 +2,7 @@
 
 mod cancel;
 mod joint;
+mod receipt;
 #[allow(unsafe_code, reason = "slots with two owners, explored by loom")]
 mod table;
 mod wait;
@@ -14,12 +15,14 @@ use std::time::Duration;
 
 pub use cancel::Cancel;
 use joint::Joint;
+pub use receipt::{RailReceipt, Receipt};
 pub use table::OpId;
 pub use table::{MAX_OPERATIONS, OpTable};
 pub use wait::wait;
 pub use wait::{block_on, needs_steps};
 
 use crate::EngineHandle;
+use crate::spi::Paths;
 use crate::{Error, ErrorKind, PeerId, Result};
 
 /// The result of an operation.
@@ -57,10 +60,15 @@ impl Outcome {
 pub struct Op(State);
 
 enum State {
-    /// The operation ended at submission.
-    Ready(Result<Outcome>),
+    /// The operation has succeeded at submission: the calling thread has copied these bytes.
+    Ready(u64),
     /// The operation was not over when it was submitted.
     Waiting(Waiting),
+    /// As `Ready`, but the result was taken.
+    Copied(u64),
+    /// The calling thread has let a GPU copy these bytes. Only a part of a joint operation has this state. The joint
+    /// operation has the result.
+    CopiedByGpu(u64),
     /// The result was taken.
     Taken,
 }
@@ -68,6 +76,8 @@ enum State {
 /// A type of its own, so that an operation that ran at once is recognized and dropped in as few instructions as without
 /// joint operations.
 enum Waiting {
+    /// An operation that failed at submission: its error waits to be taken.
+    Refused(Error),
     /// An operation that an engine has.
     One(Pending),
     /// A joint operation. It is a trait object, so that the code that drops the parts is not in the drop of every `Op`.
@@ -82,11 +92,15 @@ struct Pending {
 }
 
 impl Op {
-    /// An operation that ended at submission.
+    /// An operation that ended at submission. If it has succeeded, the calling thread has copied its bytes, without a work
+    /// request.
     #[doc(hidden)]
     #[inline]
     pub fn ready(result: Result<Outcome>) -> Self {
-        Self(State::Ready(result))
+        Self(match result {
+            Ok(outcome) => State::Ready(outcome.bytes),
+            Err(error) => State::Waiting(Waiting::Refused(error)),
+        })
     }
 
     /// An operation that an engine has under this id.
@@ -103,7 +117,7 @@ impl Op {
         match &self.0 {
             State::Waiting(Waiting::One(pending)) => Some(pending.id),
             State::Waiting(Waiting::Many(many)) => many.id(),
-            State::Ready(_) | State::Taken => None,
+            _ => None,
         }
     }
 
@@ -112,7 +126,7 @@ impl Op {
         match &mut self.0 {
             State::Waiting(Waiting::One(pending)) => pending.cancel_on_drop = false,
             State::Waiting(Waiting::Many(many)) => many.detach(),
-            State::Ready(_) | State::Taken => {}
+            _ => {}
         }
     }
 
@@ -136,12 +150,57 @@ impl Op {
 
     #[inline]
     fn take_ready(&mut self) -> Option<Result<Outcome>> {
-        if !matches!(self.0, State::Ready(_)) {
+        let State::Ready(bytes) = self.0 else { return self.take_refusal() };
+        self.0 = State::Copied(bytes);
+        Some(Ok(Outcome::of_bytes(bytes)))
+    }
+
+    #[inline]
+    fn take_refusal(&mut self) -> Option<Result<Outcome>> {
+        if !matches!(self.0, State::Waiting(Waiting::Refused(_))) {
             return None;
         }
         match std::mem::replace(&mut self.0, State::Taken) {
-            State::Ready(result) => Some(result),
+            State::Waiting(Waiting::Refused(error)) => Some(Err(error)),
             _ => None,
+        }
+    }
+
+    /// Whether the operation had succeeded when it was submitted, and its result was not taken.
+    #[doc(hidden)]
+    pub fn has_succeeded_at_once(&self) -> bool {
+        match &self.0 {
+            State::Ready(_) => true,
+            State::Waiting(Waiting::Many(many)) => many.has_succeeded(),
+            _ => false,
+        }
+    }
+
+    /// How the operation went: its times, and what each rail carried by which path. Returns `None` before it
+    /// has succeeded. Receives, revocations and notifications alone have no receipt.
+    ///
+    /// Await `&mut op` to keep the operation for this call:
+    ///
+    /// ```
+    /// # async fn receipt(mut op: multirail_engine::Op) -> multirail_spi::Result<()> {
+    /// (&mut op).await?;
+    /// for rail in op.receipt().iter().flat_map(|receipt| &receipt.rails) {
+    ///     println!("{}: {} bytes by {}", rail.device, rail.bytes, rail.path);
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn receipt(&self) -> Option<Receipt> {
+        match &self.0 {
+            State::Ready(bytes) | State::Copied(bytes) => {
+                Some(Receipt::of_calling_thread(*bytes, Paths::MEMORY_COPY))
+            }
+            State::CopiedByGpu(bytes) => Some(Receipt::of_calling_thread(*bytes, Paths::GPU_COPY)),
+            State::Waiting(Waiting::Refused(_)) | State::Taken => None,
+            State::Waiting(Waiting::One(pending)) => {
+                pending.engine.table.receipt(pending.id, &pending.engine)
+            }
+            State::Waiting(Waiting::Many(many)) => many.receipt(),
         }
     }
 
@@ -172,7 +231,7 @@ impl Op {
                 let drive = || engines.iter().filter(|engine| engine.drive()).count() > 0;
                 block_on(&mut *self, limit, Self::has_news, drive)
             }
-            State::Ready(_) | State::Taken => return Err(taken()),
+            _ => return Err(taken()),
         };
         result.unwrap_or_else(|| {
             let why = format!("there is no result after {limit:?}; the operation goes on, wait again");
@@ -187,7 +246,7 @@ impl Op {
                 pending.completed || pending.engine.table.is_completed(pending.id)
             }
             State::Waiting(Waiting::Many(many)) => many.has_news(),
-            State::Ready(_) | State::Taken => true,
+            _ => true,
         }
     }
 
@@ -201,7 +260,7 @@ impl Op {
         match std::mem::replace(&mut self.0, State::Taken) {
             State::Waiting(Waiting::One(pending)) => Cancel::of(early, pending),
             State::Waiting(Waiting::Many(many)) => many.cancel(early),
-            State::Ready(_) | State::Taken => Cancel::over(early),
+            _ => Cancel::over(early),
         }
     }
 }

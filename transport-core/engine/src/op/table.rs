@@ -11,9 +11,10 @@ use std::task::{Context, Poll};
 
 use crossbeam_queue::ArrayQueue;
 
-use super::Outcome;
+use super::receipt::TransferNotes;
+use super::{Outcome, Receipt};
 use crate::sync::{AtomicU64, UnsafeCell, WakerCell};
-use crate::{Error, Result};
+use crate::{EngineHandle, Error, Result};
 
 /// An operation's id: a slot of an engine's op table, and the slot's generation, which differs for each operation in
 /// the slot. Printed as `slot.generation`.
@@ -55,7 +56,14 @@ struct TableSlot {
     /// `generation << 32 | flags`.
     state: AtomicU64,
     waker: WakerCell,
-    result: UnsafeCell<Option<Result<Outcome>>>,
+    end: UnsafeCell<OperationEnd>,
+}
+
+/// What the engine publishes when an operation ends.
+struct OperationEnd {
+    /// The waiter takes an error out; an outcome stays until the slot is free.
+    result: Option<Result<Outcome>>,
+    notes: TransferNotes,
 }
 
 /// All slots of an engine.
@@ -64,21 +72,23 @@ pub struct OpTable {
     free: ArrayQueue<u32>,
 }
 
-// SAFETY: `result` is the only field that is not Sync. The engine writes it before
-// it sets COMPLETED, the waiter takes it after it saw COMPLETED, and the owner that
+// SAFETY: `end` is the only field that is not Sync. The engine writes it before
+// it sets COMPLETED, the waiter uses it after it saw COMPLETED, and the owner that
 // frees the slot clears it after both have released it: three phases ordered by `state`.
 unsafe impl Sync for OpTable {}
 // SAFETY: as above; results are Send.
 unsafe impl Send for OpTable {}
 
 impl OpTable {
-    pub fn new(capacity: usize) -> Self {
+    /// A table for so many operations of an engine that has `rails` rails.
+    pub fn new(capacity: usize, rails: usize) -> Self {
         let capacity = capacity.clamp(1, MAX_OPERATIONS);
         let free = ArrayQueue::new(capacity);
         let slots = (0..capacity)
             .map(|index| {
                 let _ = free.push(index as u32);
-                TableSlot { state: AtomicU64::new(0), waker: WakerCell::new(), result: UnsafeCell::new(None) }
+                let end = OperationEnd { result: None, notes: TransferNotes::with_room(rails) };
+                TableSlot { state: AtomicU64::new(0), waker: WakerCell::new(), end: UnsafeCell::new(end) }
             })
             .collect();
         Self { slots, free }
@@ -106,15 +116,55 @@ impl OpTable {
 
     /// Publishes the result. Ignores all calls for the operation but the first.
     pub fn complete(&self, id: OpId, result: Result<Outcome>) {
+        self.publish(id, COMPLETED, result, |notes| notes.is_noted = false);
+    }
+
+    /// Publishes the outcome of an operation that has succeeded, with what `note` writes down for its receipt, and marks
+    /// the operation quiesced.
+    #[inline]
+    pub(crate) fn succeed(&self, id: OpId, outcome: Outcome, note: impl FnOnce(&mut TransferNotes)) {
+        self.publish(id, COMPLETED | QUIESCED, Ok(outcome), |notes| {
+            notes.is_noted = true;
+            note(notes);
+        });
+    }
+
+    /// Publishes the result, unless the operation has one, and sets `flags`. Inlined, so that the engine does not write the
+    /// result to memory twice.
+    #[inline(always)]
+    fn publish(&self, id: OpId, flags: u64, result: Result<Outcome>, note: impl FnOnce(&mut TransferNotes)) {
         let slot = self.slot(id);
         if slot.state.load(Relaxed) & COMPLETED != 0 {
+            if flags & QUIESCED != 0 {
+                self.quiesce(id);
+            }
             return;
         }
-        // SAFETY: not COMPLETED and not QUIESCED, so neither the waiter nor a freeing
-        // party touches the cell, and the engine is one thread.
-        slot.result.with_mut(|cell| unsafe { *cell = Some(result) });
-        slot.state.fetch_or(COMPLETED, AcqRel);
-        slot.waker.wake();
+        slot.end.with_mut(|end| {
+            // SAFETY: not COMPLETED and not QUIESCED, so neither the waiter nor a freeing
+            // party touches the cell, and the engine is one thread.
+            let end = unsafe { &mut *end };
+            // The slot had no result, because `free` clears it. So nothing has to be dropped.
+            std::mem::forget(end.result.replace(result));
+            note(&mut end.notes);
+        });
+        self.set(id, flags);
+    }
+
+    /// Sets flags of the engine, and wakes the waiter. Frees the slot if the operation is quiesced and the waiter has
+    /// released it.
+    #[inline]
+    fn set(&self, id: OpId, flags: u64) {
+        let slot = self.slot(id);
+        let before = slot.state.fetch_or(flags, AcqRel);
+        if before & RELEASED != 0 && flags & QUIESCED != 0 {
+            self.free(id);
+        } else {
+            // If the operation is quiesced, and if the waiter releases the slot at this moment, and another operation
+            // takes it, this wakes the waiter of the other operation without need. That waiter polls, and registers its
+            // waker again.
+            slot.waker.wake();
+        }
     }
 
     #[inline]
@@ -130,21 +180,12 @@ impl OpTable {
 
     /// Marks the operation quiesced: no byte can move any more. The engine must not use `id` after this.
     pub fn quiesce(&self, id: OpId) {
-        let slot = self.slot(id);
-        let before = slot.state.fetch_or(QUIESCED, AcqRel);
-        if before & RELEASED != 0 {
-            self.free(id);
-        } else {
-            // If the waiter releases the slot at this moment, and another operation takes it, this wakes the waiter of
-            // the other operation without need. That waiter polls, and registers its waker again.
-            slot.waker.wake();
-        }
+        self.set(id, QUIESCED);
     }
 
     /// Completes the operation and marks it quiesced.
     pub fn finish(&self, id: OpId, result: Result<Outcome>) {
-        self.complete(id, result);
-        self.quiesce(id);
+        self.publish(id, COMPLETED | QUIESCED, result, |notes| notes.is_noted = false);
     }
 
     /// Frees a slot whose id neither an engine nor a waiter has.
@@ -170,6 +211,19 @@ impl OpTable {
     #[inline]
     pub fn try_result(&self, id: OpId) -> Option<Result<Outcome>> {
         self.is_completed(id).then(|| self.take(id))
+    }
+
+    /// The receipt, once the operation has succeeded. `None` before, and for operations that have none.
+    pub fn receipt(&self, id: OpId, engine: &EngineHandle) -> Option<Receipt> {
+        if !self.is_completed(id) {
+            return None;
+        }
+        self.slot(id).end.with(|end| {
+            // SAFETY: as in `take`; the borrow ends with this call.
+            let end = unsafe { &*end };
+            let outcome = end.result.as_ref()?.as_ref().ok()?;
+            end.notes.is_noted.then(|| end.notes.receipt(outcome, engine))
+        })
     }
 
     /// Ready once no byte can move any more.
@@ -201,7 +255,10 @@ impl OpTable {
     fn take(&self, id: OpId) -> Result<Outcome> {
         // SAFETY: COMPLETED was seen, so the engine writes no more; the waiter is
         // one value and has not released the slot.
-        let result = self.slot(id).result.with_mut(|cell| unsafe { (*cell).take() });
+        let result = self.slot(id).end.with_mut(|end| match unsafe { &mut (*end).result } {
+            Some(Ok(outcome)) => Some(Ok(*outcome)),
+            other => other.take(),
+        });
         result.unwrap_or_else(|| {
             Err(Error::new(crate::ErrorKind::Closed, "poll", "the operation's result was already taken"))
         })
@@ -210,7 +267,7 @@ impl OpTable {
     fn free(&self, id: OpId) {
         let slot = self.slot(id);
         // SAFETY: both owners have let go, and this is the second of them.
-        slot.result.with_mut(|cell| unsafe { *cell = None });
+        slot.end.with_mut(|end| unsafe { (*end).result = None });
         slot.waker.clear();
         slot.state.store(u64::from(id.generation.wrapping_add(1)) << GENERATION_SHIFT, Relaxed);
         let pushed = self.free.push(id.index);

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::Work;
-use crate::flow_control::{CreditCounter, SendCredit};
+use crate::flow_control::{CreditCounter, SendCredit, Weight};
 use crate::index::GroupIndex;
 use crate::op::OpId;
 use crate::peer::{LinkState, PeerState};
@@ -32,6 +32,8 @@ pub(crate) enum Stage {
 pub(crate) struct ActiveOp {
     pub id: OpId,
     pub work: Work,
+    /// The bytes of this engine's pieces.
+    pub bytes: u64,
     pub link: u32,
     pub peer: Arc<PeerState>,
     /// The trigger that the operation waits for. `None` once it is due.
@@ -41,14 +43,16 @@ pub(crate) struct ActiveOp {
     pub submitted_at: Time,
     /// When a request of the operation was last posted or ended.
     pub last_progress: Time,
+    /// When a request of the operation was last posted.
+    pub posted_at: Time,
     /// Whether the engine has reported the operation as stalled.
     pub stalled: bool,
     /// Whether requests of the operation take credit of the peer's grant.
     pub takes_credit: bool,
     /// Whether the operation is in its link's list of operations that wait for credit.
     pub waits_for_credit: bool,
-    /// The tracing span of the operation.
-    pub span: tracing::Span,
+    /// The tracing span of the operation, if a subscriber wants it.
+    pub span: Option<Box<tracing::Span>>,
     pub stage: Stage,
     /// One per rail of the engine. The engine reuses the allocation.
     pub rails: Vec<ActiveRail>,
@@ -73,6 +77,8 @@ pub(crate) struct ActiveOp {
 pub(crate) struct ActiveRail {
     /// The pieces that go over this rail.
     pub range: RailRange,
+    /// The bytes of the pieces that the operation has for this rail.
+    pub bytes: u64,
     /// The next piece to post.
     pub next: u32,
     /// The segment of the run that is posted, or of the last one, if the operation is a list.
@@ -200,7 +206,7 @@ impl ActiveOp {
     #[inline(always)]
     pub fn leave_backlog(&self, group: GroupIndex) {
         if self.trigger.is_none() {
-            self.peer.links[group].backlog.remove(self.work.backlog_weight());
+            self.peer.links[group].backlog.remove(Weight::of(self.bytes, self.work.pieces.len()));
         }
     }
 

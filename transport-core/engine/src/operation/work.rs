@@ -9,7 +9,7 @@ use crate::flow_control::{CreditCounter, SendCredit, Weight};
 use crate::index::TransportIndex;
 use crate::memory::{RegionInner, RemoteInner};
 use crate::plan::{ListPlan, RailRange, Segment, Shape};
-use crate::spi::{Batch, PeerSlot, Piece, WorkKind, WorkRequest};
+use crate::spi::{Batch, Paths, PeerSlot, Piece, WorkKind, WorkRequest};
 use crate::trace::OperationKind;
 use crate::{Access, Locality, Result, copy};
 
@@ -119,6 +119,17 @@ impl Work {
     #[inline]
     fn segments(&self) -> &[Segment] {
         self.shape.list().map_or(&[], |list| &list.segments()[1..])
+    }
+
+    /// The paths that bytes take over a transport. `bare` is the path of requests that address no region.
+    #[inline]
+    pub fn path(&self, transport: TransportIndex, bare: impl FnOnce() -> Paths) -> Paths {
+        match (&self.shape, &self.local, &self.remote) {
+            (Shape::List(list), ..) => list.path(),
+            (_, Some(local), Some(remote)) => local.path_to(remote),
+            (_, Some(local), None) => bare() | local.staging_on(transport),
+            _ => bare(),
+        }
     }
 
     /// The entries that share a request with the entry before them. Of the engines that share an operation, the one

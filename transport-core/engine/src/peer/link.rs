@@ -8,7 +8,9 @@ use crossbeam_utils::CachePadded;
 use crate::copy::{self, CopyStrategy};
 use crate::flow_control::{Backlog, SendCredit};
 use crate::memory::{DirectPath, RegionInner, RemoteInner};
-use crate::spi::{Capabilities, Connector, Direct, Domain, Operations, PeerSlot, WorkKind, WorkRequest};
+use crate::spi::{
+    Capabilities, Connector, Direct, Domain, Operations, Paths, PeerSlot, WorkKind, WorkRequest,
+};
 use crate::{Control, EngineHandle, Error, ErrorKind, Locality, Op, Outcome, Result};
 
 /// The link to a peer over one rail group of one transport.
@@ -139,7 +141,7 @@ impl Link {
         }
         let path = self.host_memory_path(region, remote, span)?;
         let result = self.run::<false>(path, region, span, kind, None, locality)?;
-        Some(self.completed(result, span.len))
+        Some(self.completed(result, span.len, remote.paths[0]))
     }
 
     /// As [`Link::try_direct`], for a local region in device memory.
@@ -159,7 +161,7 @@ impl Link {
         }
         let result = self.run::<true>(path, region, span, kind, imm, Locality::Auto);
         self.return_unused_credit(kind, imm, &result);
-        Some(self.completed(result?, span.len))
+        Some(self.completed(result?, span.len, Paths::GPU_COPY))
     }
 
     /// As [`Link::try_direct`], for a request that takes credit of the peer's grant.
@@ -179,7 +181,7 @@ impl Link {
         }
         let result = self.run::<false>(path, region, span, kind, imm, locality);
         self.return_unused_credit(kind, imm, &result);
-        Some(self.completed(result?, span.len))
+        Some(self.completed(result?, span.len, remote.paths[0]))
     }
 
     /// Runs a request over the direct path. `DEVICE_MEMORY` says that the local region is memory that the CPU cannot
@@ -241,7 +243,8 @@ impl Link {
         self.direct.as_ref().filter(|_| len <= self.max_direct && self.backlog.is_empty())
     }
 
-    /// Runs a request that addresses no remote region in the calling thread, if the direct path is open.
+    /// Runs a request that addresses no remote region in the calling thread, if the direct path is open. `local` must be
+    /// readable for `len` bytes until this returns.
     pub fn try_direct_message(
         &self,
         kind: WorkKind,
@@ -249,6 +252,19 @@ impl Link {
         len: u64,
         imm: Option<u32>,
     ) -> Option<Op> {
+        let result = self.run_message(kind, local, len, imm)?;
+        self.end_message(kind, len, imm, result)
+    }
+
+    /// The first half of [`Link::try_direct_message`]: takes the credit and runs the request. `None` if the direct path is
+    /// closed or there is no credit; `Some(None)` if the backend did not take the request. Wakes no waiter.
+    pub fn run_message(
+        &self,
+        kind: WorkKind,
+        local: *mut u8,
+        len: u64,
+        imm: Option<u32>,
+    ) -> Option<Option<Result<()>>> {
         let direct = self.message_path(len)?;
         if !self.take_credit(kind, imm) {
             return None;
@@ -265,11 +281,20 @@ impl Link {
             imm,
             strategy: CopyStrategy::Plain,
         };
-        // SAFETY: `local` is valid for `len` bytes: checked by the caller against a
-        // region that lives through the call.
-        let result = unsafe { direct.run(&request, None) };
+        // SAFETY: the caller passes `len` bytes that are readable during the call: of a region, or of its stack.
+        Some(unsafe { direct.run(&request, None) })
+    }
+
+    /// The second half: gives unused credit back, which may wake waiters, and counts the request.
+    pub fn end_message(
+        &self,
+        kind: WorkKind,
+        len: u64,
+        imm: Option<u32>,
+        result: Option<Result<()>>,
+    ) -> Option<Op> {
         self.return_unused_credit(kind, imm, &result);
-        Some(self.completed(result?, len))
+        Some(self.completed(result?, len, Paths::MEMORY_COPY))
     }
 
     /// Takes the credit for one request. Without credit the request goes to the worker, where it waits.
@@ -290,11 +315,14 @@ impl Link {
         }
     }
 
-    /// The operation of a request that ran in the calling thread.
+    /// The operation of a request that ran in the calling thread: its bytes took this path.
     #[inline]
-    fn completed(&self, result: Result<()>, bytes: u64) -> Op {
+    fn completed(&self, result: Result<()>, bytes: u64, path: Paths) -> Op {
         self.engine.counts[0].direct(1, bytes);
-        Op::ready(result.map(|()| Outcome { bytes, ..Outcome::default() }))
+        if path.contains(Paths::GPU_COPY) && result.is_ok() {
+            return Op::copied_by_gpu(bytes);
+        }
+        Op::ready(result.map(|()| Outcome::of_bytes(bytes)))
     }
 
     /// The capabilities of the transport, or an error if it does not support the operation or the imm.

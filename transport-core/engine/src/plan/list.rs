@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::memory::{RegionInner, RemoteInner};
-use crate::spi::{Batch, Piece, WorkRequest};
+use crate::spi::{Batch, Paths, Piece, WorkRequest};
 
 /// The pieces of a list, in segments. All pieces of a segment have the same local and the same remote region.
 ///
@@ -19,6 +19,8 @@ pub struct ListPlan {
     largest: u64,
     /// The entries that have no piece of their own, because they share one with the entry before them.
     merged: u32,
+    /// The paths of all pieces.
+    path: Paths,
     /// Whether the entries are pages of two regions.
     pub paged: bool,
 }
@@ -52,6 +54,7 @@ impl ListPlan {
             bytes_before,
             largest: 0,
             merged: 0,
+            path: Paths::empty(),
             paged,
         }
     }
@@ -67,6 +70,7 @@ impl ListPlan {
         entries: impl Iterator<Item = (u64, u64, u64)>,
     ) {
         self.push_pieces(rule, entries);
+        self.path |= local.path_to(&remote);
         self.segments.push(Segment { local, remote, end: self.offsets.len() as u32 });
     }
 
@@ -106,6 +110,12 @@ impl ListPlan {
     fn push_piece(&mut self, local: u64, remote: u64, bytes_to_its_end: u64) {
         self.offsets.push((local, remote));
         self.bytes_before.push(bytes_to_its_end);
+    }
+
+    /// The paths of all pieces.
+    #[inline]
+    pub fn path(&self) -> Paths {
+        self.path
     }
 
     /// The segments. There is at least one.

@@ -215,8 +215,14 @@ impl Message {
 
     /// Copies the first bytes of the message into `into`, as many as fit. Returns their number.
     pub fn copy_out(&self, into: &mut [u8]) -> usize {
-        let (part, len) = (&self.buffer.part, into.len().min(self.len));
-        let copied = part.region.copy_out(self.buffer.number as usize * part.size, &mut into[..len]);
+        self.copy_out_from(0, into)
+    }
+
+    /// As [`Message::copy_out`], for the bytes from `offset` on.
+    pub fn copy_out_from(&self, offset: usize, into: &mut [u8]) -> usize {
+        let (part, len) = (&self.buffer.part, into.len().min(self.len.saturating_sub(offset)));
+        let start = self.buffer.number as usize * part.size + offset;
+        let copied = part.region.copy_out(start, &mut into[..len]);
         debug_assert!(copied.is_ok(), "buffers lie inside the pool's region");
         len
     }

@@ -1,7 +1,9 @@
 //! Receives: the engine posts them on its first rail, and the backend matches messages to them.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
+
+use foldhash::HashMap;
 
 use super::{Message, PoolPart, Rail};
 use crate::EngineHandle;

@@ -22,6 +22,7 @@ fn engine() -> Arc<EngineHandle> {
         group: GroupIndex::FIRST,
         first_rail: 0,
         posting: crate::Posting::default(),
+        transport_label: "none".into(),
         label: "none".into(),
         devices: Vec::new(),
         max_operations: 8,
@@ -64,8 +65,8 @@ fn resolves_with_the_last_part_and_adds_up() {
     engine.table.finish(ids[1], outcome(20, 2));
     assert!(woken.take() > 0);
     assert!(poll(&mut all, &woken).is_pending());
-    // The parts that succeeded have given their slots back.
-    assert_eq!(engine.table.in_use(), 1);
+    // The parts that succeeded have receipts.
+    assert_eq!((engine.table.in_use(), all.receipt()), (2, None));
     assert_eq!(kind(all.wait(SHORT)), ErrorKind::DeadlineExceeded);
     assert!(poll(&mut all, &woken).is_pending());
     engine.table.finish(ids[0], outcome(3, 1));

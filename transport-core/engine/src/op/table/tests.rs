@@ -26,6 +26,13 @@ fn engine_side(table: &OpTable, id: OpId) {
     table.quiesce(id);
 }
 
+/// What the engine does with an operation that ends when no byte can move any more.
+fn engine_side_at_once(table: &OpTable, id: OpId) {
+    table.succeed(id, outcome(7).unwrap(), |notes| notes.set_shares(&[7], |bytes| Some(*bytes)));
+}
+
+const ENGINE_SIDES: [fn(&OpTable, OpId); 2] = [engine_side, engine_side_at_once];
+
 /// What an impatient waiter does: polls once and then releases the slot in any case.
 fn impatient_waiter(table: &OpTable, id: OpId) {
     let waker = waker();
@@ -41,8 +48,12 @@ mod exhaustive {
 
     #[test]
     fn drop_races_complete_and_quiesce() {
-        loom::model(|| {
-            let table = Arc::new(OpTable::new(1));
+        ENGINE_SIDES.into_iter().for_each(drop_races);
+    }
+
+    fn drop_races(engine_side: fn(&OpTable, OpId)) {
+        loom::model(move || {
+            let table = Arc::new(OpTable::new(1, 1));
             let id = table.insert().unwrap();
             let engine = Arc::clone(&table);
             let engine = loom::thread::spawn(move || engine_side(&engine, id));
@@ -55,8 +66,12 @@ mod exhaustive {
 
     #[test]
     fn a_waiting_task_is_woken() {
-        loom::model(|| {
-            let table = Arc::new(OpTable::new(1));
+        ENGINE_SIDES.into_iter().for_each(is_woken);
+    }
+
+    fn is_woken(engine_side: fn(&OpTable, OpId)) {
+        loom::model(move || {
+            let table = Arc::new(OpTable::new(1, 1));
             let id = table.insert().unwrap();
             let engine = Arc::clone(&table);
             let engine = loom::thread::spawn(move || engine_side(&engine, id));
@@ -80,10 +95,12 @@ mod threaded {
     #[test]
     fn every_slot_comes_back() {
         let rounds = if cfg!(miri) { 20 } else { 20_000 };
-        let table = Arc::new(OpTable::new(4));
+        let table = Arc::new(OpTable::new(4, 1));
         let (send, receive) = std::sync::mpsc::channel::<OpId>();
         let engine = Arc::clone(&table);
-        let engine = std::thread::spawn(move || receive.iter().for_each(|id| engine_side(&engine, id)));
+        let sides = ENGINE_SIDES.into_iter().cycle();
+        let run = move || receive.iter().zip(sides).for_each(|(id, side)| side(&engine, id));
+        let engine = std::thread::spawn(run);
         for _ in 0..rounds {
             let id = loop {
                 match table.insert() {
@@ -101,7 +118,7 @@ mod threaded {
 
     #[test]
     fn the_first_result_stays_and_the_slot_is_held_until_quiesced() {
-        let table = OpTable::new(1);
+        let table = OpTable::new(1, 1);
         let id = table.insert().unwrap();
         table.complete(id, Err(Error::new(ErrorKind::DeadlineExceeded, "write", "late")));
         table.complete(id, outcome(7));
@@ -114,7 +131,7 @@ mod threaded {
 
     #[test]
     fn a_full_table_says_so() {
-        let table = OpTable::new(2);
+        let table = OpTable::new(2, 1);
         let ids = [table.insert().unwrap(), table.insert().unwrap()];
         assert!(table.insert().is_none());
         table.release(ids[0]);
