@@ -4,13 +4,14 @@ use std::time::Duration;
 
 use transport_core::spi::Operations;
 use transport_core::{
-    Access, ErrorKind, LocalList, Op, Pages, PathPolicy, ReadOptions, Receipt, RemoteList, RemoteRegion,
-    Result, SendOptions, WriteOptions,
+    Access, ErrorKind, LocalList, Op, Pages, PathPolicy, RailCounters, ReadOptions, Receipt, RemoteList,
+    RemoteRegion, Result, SendOptions, WriteOptions,
 };
 
-use crate::check::{TestResult, TrialFailure, ensure, ensure_eq, ensure_err};
+use crate::backend_under_test::Variant;
+use crate::check::{TestResult, TrialFailure, ensure, ensure_eq, ensure_err, within};
 use crate::checked_region::{CheckedRegion, FULL_ACCESS};
-use crate::process::LIMIT;
+use crate::process::{ConnectedPair, LIMIT};
 use crate::sim_harness::SimPair;
 use crate::trial::{ALL_PATHS, Trial, TrialContext};
 
@@ -19,6 +20,10 @@ pub(super) const TRIALS: &[Trial] = &[
     Trial::new("receipts::name_the_path", name_the_path).on(ALL_PATHS),
     Trial::new("receipts::tell_the_times", tell_the_times),
     Trial::new("receipts::only_of_success", only_of_success).needs(Operations::READ),
+    Trial::new("receipts::between_processes", between_processes)
+        .on(&[Variant::Plain, Variant::Queued])
+        .needs(Operations::all())
+        .process(),
 ];
 
 const LEN: usize = 1 << 20;
@@ -181,4 +186,42 @@ fn only_of_success(context: &TrialContext) -> TestResult {
     let mut received = pair.b.recv(&fixture.far.region, 0..100)?;
     ensure_eq("the receipt of a receive", received.receipt(), None)?;
     ensure(received.try_result().is_none(), "nothing was sent")
+}
+
+/// Over real devices: each rail has carried what the receipt says of it.
+fn between_processes(context: &TrialContext) -> TestResult {
+    let mut pair = ConnectedPair::kept_or_new(context)?;
+    let (fabric, peer) = (&pair.fabric, &pair.peer);
+    let near = CheckedRegion::new(fabric, LEN, Access::LOCAL, 40)?;
+    pair.helper.command(&format!("alloc receipts {LEN} 41"))?;
+    let far = within(LIMIT, "a lookup", peer.region("receipts"))??;
+    let (from, onto) =
+        (Pages::new((0..100).collect::<Vec<_>>()), Pages::new((50..150).rev().collect::<Vec<_>>()));
+    let near = &near.region;
+    let submit: [&dyn Fn() -> Result<Op>; 4] = [
+        &|| peer.write(near, 0..64, &far, 0),
+        &|| peer.write(near, 0..LEN, &far, 0),
+        &|| peer.write_pages(near, &from, &far, &onto, 4096),
+        &|| peer.read_pages(near, &from, &far, &onto, 4096),
+    ];
+    for (number, submit) in submit.iter().enumerate() {
+        let before = fabric.counters();
+        let mut op = submit()?;
+        let outcome = op.wait(LIMIT)?;
+        let receipt = op.receipt().ok_or_else(|| TrialFailure::new("no receipt"))?;
+        let what = format!("of operation {number}, {receipt:?}");
+        let sum: u64 = receipt.rails.iter().map(|rail| rail.bytes).sum();
+        ensure_eq(&format!("bytes {what}"), (sum, receipt.bytes), (outcome.bytes, outcome.bytes))?;
+        for rail in receipt.rails.iter().filter(|rail| rail.transport.is_some()) {
+            let after = fabric.counters();
+            let mut counted = before.iter().zip(&after);
+            let is_this = |(_, after): &(_, &RailCounters)| {
+                rail_of(rail) == Some((after.transport.as_str(), after.rail)) && rail.device == after.device
+            };
+            let grown = counted.find(is_this).map(|(before, after)| after.bytes - before.bytes);
+            ensure_eq(&format!("the bytes of a rail {what}"), grown, Some(rail.bytes))?;
+        }
+    }
+    pair.keep(context);
+    Ok(())
 }
