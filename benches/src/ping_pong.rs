@@ -23,17 +23,6 @@ pub enum AnnouncedBy {
     Both,
 }
 
-impl AnnouncedBy {
-    /// The name on a command line.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Imm => "imm",
-            Self::Notification => "notification",
-            Self::Both => "both",
-        }
-    }
-}
-
 /// Where a side learns of the other side's writes.
 enum Announcements {
     Imms(ImmCounter),

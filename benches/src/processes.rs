@@ -5,6 +5,7 @@ use std::io::{BufRead, BufReader};
 use std::process::{Child, ChildStdin, Command, ExitCode, Stdio};
 use std::sync::Arc;
 
+use clap::ValueEnum;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use transport_core::spi::Backend;
 use transport_core::{Access, Fabric, FabricBuilder, Peer, Region, RemoteRegion, TransportConfig};
@@ -176,7 +177,8 @@ impl ConnectedWriter {
     /// Starts a target that responds to each write with a write of `len` bytes.
     pub fn echo(devices: &impl BenchDevices, len: usize, announced: AnnouncedBy) -> BenchResult<Self> {
         let (notifies, len_word) = (announced != AnnouncedBy::Imm, len.to_string());
-        let more = ["--echo", &len_word, "--announced", announced.name()].map(str::to_owned);
+        let by = announced.to_possible_value().ok_or("a hidden value")?;
+        let more = ["--echo", &len_word, "--announced", by.get_name()].map(str::to_owned);
         Self::start(devices, Driven::ByCaller, len, notifies, more)
     }
 

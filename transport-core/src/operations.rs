@@ -118,7 +118,7 @@ impl Peer {
             let shape = cut_write(link, span, options, "write")?;
             Ok(vec![Part { transport: dst.0.transport, work: options.work(shape, src, dst) }])
         };
-        self.submit_and_notify(parts, direct, options, "write")
+        self.submit_and_notify(parts, Some(&direct), options, "write")
     }
 
     /// Delivers immediate data without bytes.
@@ -164,7 +164,7 @@ impl Peer {
         let (link, work) = self.plan_write_pages(src, from.into(), dst, to.into(), page, options)?;
         if options.notification.is_some() {
             let parts = vec![Part { transport: dst.0.transport, work }];
-            return self.submit_and_notify(|| Ok(parts), || None, options, "write_pages");
+            return self.submit_and_notify(|| Ok(parts), None, options, "write_pages");
         }
         self.submit_when(link, work, options.trigger.as_ref(), options.deadline, "write_pages")
     }
@@ -242,7 +242,7 @@ impl Peer {
         let (link, work) = self.plan_read_pages(dst, to.into(), src, from.into(), page, options)?;
         if options.notification.is_some() {
             let parts = vec![Part { transport: src.0.transport, work }];
-            return self.submit_and_notify(|| Ok(parts), || None, &options.as_write(), "read_pages");
+            return self.submit_and_notify(|| Ok(parts), None, &options.as_write(), "read_pages");
         }
         self.submit_when(link, work, options.trigger.as_ref(), options.deadline, "read_pages")
     }
@@ -356,7 +356,7 @@ impl Peer {
                 let direct = link.try_direct(&dst.0, &src.0, span, WorkKind::Read, None, locality);
                 direct.or_else(|| link.try_direct_device_memory(&dst.0, &src.0, span, WorkKind::Read, None))
             };
-            return self.submit_and_notify(parts, direct, &options, "read");
+            return self.submit_and_notify(parts, Some(&direct), &options, "read");
         }
         if options.trigger.is_none() {
             if let Some(op) = link.try_direct(&dst.0, &src.0, span, WorkKind::Read, None, options.locality) {
@@ -413,7 +413,7 @@ impl Peer {
         let (local, remote) = ((local, local_selection.into()), (remote, remote_selection.into()));
         let parts = plan(self, WorkKind::Write, local, remote, options)?;
         if options.notification.is_some() {
-            return self.submit_and_notify(|| Ok(parts), || None, options, "write_list");
+            return self.submit_and_notify(|| Ok(parts), None, options, "write_list");
         }
         self.submit_parts(parts, options.trigger.as_ref(), options.deadline, "write_list", None)
     }
@@ -434,7 +434,7 @@ impl Peer {
         let options = options.as_write();
         let parts = plan(self, WorkKind::Read, local, remote, &options)?;
         if options.notification.is_some() {
-            return self.submit_and_notify(|| Ok(parts), || None, &options, "read_list");
+            return self.submit_and_notify(|| Ok(parts), None, &options, "read_list");
         }
         self.submit_parts(parts, options.trigger.as_ref(), options.deadline, "read_list", None)
     }
@@ -738,24 +738,26 @@ impl Peer {
     }
 
     /// Submits the parts of an operation as one, and the notification of `options`, which begins once all parts have
-    /// succeeded. `direct` may run all of it at once, if there is no trigger.
+    /// succeeded. `direct`, if there is one, may run all of it at once, if there is no trigger.
     #[cold]
     #[inline(never)]
     pub(crate) fn submit_and_notify(
         &self,
         parts: impl FnOnce() -> Result<Vec<Part>>,
-        direct: impl Fn() -> Option<Op>,
+        direct: Option<&dyn Fn() -> Option<Op>>,
         options: &WriteOptions,
         operation: &'static str,
     ) -> Result<Op> {
         let bytes = options.notification.as_deref().map_or(&[][..], Vec::as_slice);
-        let is_immediate = options.trigger.is_none();
+        let direct = direct.filter(|_| options.trigger.is_none());
         let limits = (options.path_policy, options.deadline);
-        if is_immediate && let Some(done) = Outgoing::try_at_once(self, bytes, limits, operation, &direct)? {
+        if let Some(direct) = direct
+            && let Some(done) = Outgoing::try_at_once(self, bytes, limits, operation, direct)?
+        {
             return Ok(done);
         }
         let (parts, outgoing) = (parts()?, Outgoing::prepare(self, bytes, options.path_policy, operation)?);
-        if is_immediate && let Some(op) = direct() {
+        if let Some(op) = direct.and_then(|direct| direct()) {
             return Ok(if op.has_succeeded_at_once() {
                 outgoing.send_after(op, options.deadline)
             } else {

@@ -8,7 +8,9 @@ use crate::engine::op::OpId;
 use crate::engine::peer::{CheckedRange, Link};
 use crate::engine::{Control, EngineHandle, OnEnd, SharedState, Work};
 use crate::fabric::FabricInner;
-use crate::notifications::{Header, HeldBlocks, MAX_EARLY, MAX_LEN, Notifier, Outbox, PAYLOAD};
+use crate::notifications::{
+    Header, HeldBlocks, MAX_EARLY, MAX_LEN, Notifier, Outbox, PAYLOAD, no_notifications,
+};
 use crate::operations::message;
 use crate::peer::PeerInner;
 use crate::spi::{Operations, WorkKind};
@@ -307,12 +309,6 @@ fn fragments(len: usize) -> usize {
 
 fn notifier_of<'a>(fabric: &'a FabricInner, operation: &'static str) -> Result<&'a Notifier> {
     fabric.notifier().ok_or_else(|| no_notifications(operation))
-}
-
-#[cold]
-fn no_notifications(operation: &'static str) -> Error {
-    let why = "this fabric was opened without notifications: see FabricBuilder::notifications";
-    Error::new(ErrorKind::Unsupported, operation, why)
 }
 
 /// Sends a short notification in the calling thread. Returns false if it was not sent: the direct path is closed, or the

@@ -87,7 +87,7 @@ impl PreparedTransfer {
         };
         if options.notification.is_some() {
             let parts = self.parts.iter().map(with_imm).collect();
-            return peer.submit_and_notify(|| Ok(parts), || None, options, name);
+            return peer.submit_and_notify(|| Ok(parts), None, options, name);
         }
         let (trigger, deadline) = (options.trigger.as_ref(), options.deadline);
         if let [part] = &self.parts[..] {

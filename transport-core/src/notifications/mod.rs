@@ -31,7 +31,7 @@ pub(crate) use sequence::SendSequence;
 pub use stream::{NextNotification, Notifications};
 
 use crate::spi::Flushes;
-use crate::{Grant, GrantPolicy, GrantRequest, PeerId};
+use crate::{Error, ErrorKind, Grant, GrantPolicy, GrantRequest, PeerId};
 
 /// The longest notification, in bytes.
 pub(crate) const MAX_LEN: usize = 1 << 20;
@@ -56,6 +56,13 @@ pub(crate) struct Notifier {
     pub outbox: Arc<Outbox>,
     /// The flushes of all memory that the user has registered.
     pub flushes: Flushes,
+}
+
+/// The error of a fabric that was opened without notifications.
+#[cold]
+pub(crate) fn no_notifications(operation: &'static str) -> Error {
+    let why = "this fabric was opened without notifications: see FabricBuilder::notifications";
+    Error::new(ErrorKind::Unsupported, operation, why)
 }
 
 /// The number of buffers for notifications in `memory` bytes.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use futures_core::Stream;
 
-use super::{Notification, Notifier};
+use super::{Notification, Notifier, no_notifications};
 use crate::{Error, ErrorKind, Fabric, Result, wait};
 
 /// The notifications of all peers, from [`Fabric::notifications`]: those of one peer in the order in which it sent them.
@@ -29,8 +29,7 @@ impl Notifications {
     pub(crate) fn new(fabric: &Fabric) -> Result<Self> {
         fabric.0.check_open("notifications")?;
         if fabric.0.notifier().is_none() {
-            let why = "the fabric was opened without notifications: see FabricBuilder::notifications";
-            return Err(Error::new(ErrorKind::Unsupported, "notifications", why));
+            return Err(no_notifications("notifications"));
         }
         Ok(Self { fabric: fabric.clone(), id: None, has_ended: false })
     }
