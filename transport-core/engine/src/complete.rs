@@ -124,6 +124,7 @@ impl Engine {
         let Some(active) = &mut self.active[op as usize] else { return };
         active.outstanding -= pieces;
         let takes_credit = active.takes_credit;
+        active.ended_at = now;
         active.note_progress(now, &mut self.next_stall_check);
         let is_over = active.is_over();
         if takes_credit {
@@ -520,11 +521,15 @@ impl Engine {
 
 /// The numbers of requests that succeeded and that failed.
 fn count_completions(events: &[Event]) -> (u64, u64) {
-    events.iter().fold((0, 0), |(done, failed), event| match event {
-        Event::Done { count, .. } => (done + u64::from(*count), failed),
-        Event::Failed { .. } | Event::FailedUnconfirmed { .. } => (done, failed + 1),
-        _ => (done, failed),
-    })
+    let (mut done, mut failed) = (0, 0);
+    for event in events {
+        match event {
+            Event::Done { count, .. } => done += u64::from(*count),
+            Event::Failed { .. } | Event::FailedUnconfirmed { .. } => failed += 1,
+            _ => {}
+        }
+    }
+    (done, failed)
 }
 
 /// The error of an operation that was cancelled, or whose deadline has passed.

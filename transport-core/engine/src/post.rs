@@ -81,8 +81,8 @@ impl Engine {
             trigger,
             deadline,
             submitted_at,
-            last_progress: now,
             posted_at: now,
+            ended_at: now,
             stalled: false,
             span,
             stage: Stage::Data,
@@ -383,12 +383,12 @@ impl Engine {
                 this.queue.pop();
                 continue;
             };
-            let mut share = active.rails[rail];
-            let NextRun { most, piece_bytes, segment } = active.next_run(&share);
-            share.segment = segment;
+            let share = &active.rails[rail];
+            let (next, left) = (share.next, share.left());
+            let NextRun { most, piece_bytes, segment } = active.next_run(share);
             let mut cost = this.window.cost(piece_bytes);
             let fit_window = this.window.room(cost_in_flight, oldest, cost);
-            if fit_window == 0 && share.left() > 0 {
+            if fit_window == 0 && left > 0 {
                 this.window.on_blocked();
                 break;
             }
@@ -401,7 +401,7 @@ impl Engine {
                 && let Some(list) = active.work.shape.list()
             {
                 // The first pieces may be longer than the mean of all.
-                let mean = |count: u32| list.bytes_of(share.next..share.next + count).div_ceil(count.into());
+                let mean = |count: u32| list.bytes_of(next..next + count).div_ceil(count.into());
                 let fit = this.window.room(cost_in_flight, oldest, this.window.cost(mean(count)));
                 count = count.min(u32::try_from(fit).unwrap_or(u32::MAX)).max(1);
                 cost = this.window.cost(mean(count));
@@ -419,20 +419,19 @@ impl Engine {
                 }
             }
             if count > 0 {
-                let pieces = share.next..share.next + count;
-                let run = Run { op, first_piece: share.next, count, cost };
+                active.rails[rail].segment = segment;
                 cost_in_flight += cost * u64::from(count);
                 let first_id = this.inflight.id_of(this.batch_runs.len());
-                let expanded = active.expand(pieces, number, &share, first_id, &mut this.batch);
+                let share = &active.rails[rail];
+                let expanded = active.expand(next..next + count, number, share, first_id, &mut this.batch);
                 bytes += expanded;
                 copied += if active.work.device_memory { 0 } else { expanded };
-                this.batch_runs.push(run);
-                room -= run.count;
-                active.rails[rail].next += run.count;
-                active.rails[rail].segment = segment;
+                this.batch_runs.push(Run { op, first_piece: next, count, cost });
+                room -= count;
+                active.rails[rail].next = next + count;
             }
             let share = &mut active.rails[rail];
-            if share.left() == 0 {
+            if count == left {
                 share.queued = false;
                 this.queue.pop();
             } else {

@@ -119,7 +119,7 @@ impl<'a> Describer<'a> {
             peer: Some(active.peer.name()),
             bytes: work.bytes(),
             imm: work.imm,
-            idle: self.now.since(active.last_progress),
+            idle: self.now.since(active.last_progress()),
             left: Some(active.deadline.since(self.now)),
             ending: active.error.as_ref().map(Error::kind),
             rails,

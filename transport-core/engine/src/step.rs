@@ -539,7 +539,7 @@ impl Engine {
         link.backlog.add(active.work.backlog_weight());
         // The peer may have changed its grant since the operation was activated.
         active.takes_credit = active.work.takes_credit(&link.credit);
-        active.last_progress = now;
+        active.posted_at = now;
         // The remote region may have been revoked since the operation was submitted.
         let refused = active.work.check_remotes(active.work.operation_name()).err();
         let (id, deadline) = (active.id, active.deadline);
@@ -595,7 +595,7 @@ impl Engine {
         let running = self.active.iter_mut().flatten().take(self.running);
         // An operation that waits for its trigger cannot make progress.
         let running = running.filter(|op| op.trigger.is_none());
-        let running = running.map(|op| (op.id, op.last_progress, &mut op.stalled));
+        let running = running.map(|op| (op.id, op.last_progress(), &mut op.stalled));
         let revocations = self.revocations.iter_mut();
         let revocations = revocations.filter_map(|op| Some((op.id?, op.submitted_at, &mut op.stalled)));
         for (id, last_progress, stalled) in running.chain(revocations).filter(|(.., stalled)| !**stalled) {

@@ -41,10 +41,10 @@ pub(crate) struct ActiveOp {
     pub deadline: Time,
     /// When the user submitted the operation.
     pub submitted_at: Time,
-    /// When a request of the operation was last posted or ended.
-    pub last_progress: Time,
-    /// When a request of the operation was last posted.
+    /// When a request of the operation was last posted, or when its trigger was due.
     pub posted_at: Time,
+    /// When a request of the operation last ended.
+    pub ended_at: Time,
     /// Whether the engine has reported the operation as stalled.
     pub stalled: bool,
     /// Whether requests of the operation take credit of the peer's grant.
@@ -192,12 +192,17 @@ impl ActiveOp {
         }
     }
 
+    /// When a request of the operation was last posted or ended.
+    pub fn last_progress(&self) -> Time {
+        self.posted_at.max(self.ended_at)
+    }
+
     /// Notes that a request of the operation was posted or ended. A stalled operation may stall again from now on:
     /// `next_stall_check` becomes `now`.
     #[inline]
     pub fn note_progress(&mut self, now: Time, next_stall_check: &mut Time) {
-        self.last_progress = now;
-        if std::mem::take(&mut self.stalled) {
+        if self.stalled {
+            self.stalled = false;
             *next_stall_check = now;
         }
     }
