@@ -1,5 +1,6 @@
 //! The command line: parses the arguments and runs one command.
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -9,7 +10,7 @@ use tracing_subscriber::filter::LevelFilter;
 use crate::common::Common;
 use crate::dump::Dumps;
 use crate::failure::CommandFailure;
-use crate::{bench, doctor, explain, info, output, send, serve, simulate, topo, trace};
+use crate::{bench, doctor, explain, info, output, program, send, serve, simulate, topo, trace};
 
 /// Moves memory and files between processes and machines.
 #[derive(Parser)]
@@ -87,17 +88,28 @@ impl Command {
 
 /// Parses the arguments and runs the command. Prints one sentence if it failed.
 pub fn run() -> ExitCode {
-    let mut arguments = Arguments::parse();
+    ExitCode::from(run_arguments(Arguments::parse()))
+}
+
+/// As [`run`], in a program that is not the command itself. `arguments` begin with the command's name. `words` start the
+/// command in a process of its own: a program, and arguments that come before the command's. Returns the exit code; for
+/// wrong arguments it ends the process.
+pub fn run_with(arguments: impl IntoIterator<Item = OsString>, words: Vec<OsString>) -> u8 {
+    program::set(words);
+    run_arguments(Arguments::parse_from(arguments))
+}
+
+fn run_arguments(mut arguments: Arguments) -> u8 {
     log_to_stderr(arguments.common.verbose);
     if let Some(option) = arguments.command.ignored_option(&arguments.common) {
         output::print_error(&format!("{option} has no effect on this command; remove it"));
-        return ExitCode::from(2);
+        return 2;
     }
     match Dumps::new(arguments.common.dump.as_deref(), matches!(arguments.command, Command::Bench(_))) {
         Ok(dumps) => arguments.common.dumps = Arc::new(dumps),
         Err(failure) => {
             output::print_error(failure.message());
-            return ExitCode::FAILURE;
+            return 1;
         }
     }
     let common = &arguments.common;
@@ -113,7 +125,7 @@ pub fn run() -> ExitCode {
         Command::Trace(trace) => trace::run(&trace),
     };
     match done {
-        Ok(()) | Err(CommandFailure::ClosedPipe) => ExitCode::SUCCESS,
+        Ok(()) | Err(CommandFailure::ClosedPipe) => 0,
         Err(failure) => {
             output::print_error(failure.message());
             failure.exit_code()

@@ -1,7 +1,6 @@
 //! The failure of a command.
 
 use std::io;
-use std::process::ExitCode;
 
 /// The result of a command, or of a part of it.
 pub type CommandResult<T = ()> = Result<T, CommandFailure>;
@@ -42,12 +41,12 @@ impl CommandFailure {
     }
 
     /// The exit code. After a signal it is 128 plus the signal's number, as in shells.
-    pub fn exit_code(&self) -> ExitCode {
+    pub fn exit_code(&self) -> u8 {
         match self {
-            Self::Message(_) => ExitCode::FAILURE,
-            Self::Invalid(_) => ExitCode::from(2),
-            Self::Interrupted(signal, _) => ExitCode::from(128_u8.saturating_add(*signal)),
-            Self::ClosedPipe => ExitCode::SUCCESS,
+            Self::Message(_) => 1,
+            Self::Invalid(_) => 2,
+            Self::Interrupted(signal, _) => 128_u8.saturating_add(*signal),
+            Self::ClosedPipe => 0,
         }
     }
 }

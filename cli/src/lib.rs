@@ -1,6 +1,7 @@
 //! The command `multirail`.
 //!
-//! [`run`] is the `main` of the command. Programs depend on the library `multirail`, not on this crate. Tests and
+//! [`run`] is the `main` of the command; [`run_with`] is for a host program that has the command in it, like the Python
+//! module. Programs depend on the library `multirail`, not on this crate. Tests and
 //! fuzzers share the protocol of `send` and `serve` through the hidden module `files`.
 //!
 //! Read the modules in this order: `command` parses the arguments and runs a subcommand, `common` has the options
@@ -25,6 +26,7 @@ pub mod files;
 pub mod fuzz;
 mod info;
 mod output;
+mod program;
 mod security;
 mod send;
 mod serve;
@@ -34,5 +36,5 @@ mod trace;
 mod units;
 mod wire;
 
-pub use command::run;
+pub use command::{run, run_with};
 use common::{Common, LIBFABRIC};

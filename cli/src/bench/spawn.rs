@@ -5,7 +5,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use crate::Common;
+use crate::{Common, program};
 use crate::failure::{CommandFailure, CommandResult};
 
 /// How long the server may take to print its address.
@@ -30,9 +30,9 @@ struct Listening {
 impl ServerProcess {
     /// Starts the process and reads its address.
     pub fn start(common: &Common) -> CommandResult<Self> {
-        let program = std::env::current_exe()
-            .map_err(|e| CommandFailure::new(format!("cannot find this program to start it again: {e}")))?;
-        let mut command = Command::new(program);
+        let words = program::words()?;
+        let mut command = Command::new(&words[0]);
+        command.args(&words[1..]);
         command.args(["bench", "server", "--listen", "127.0.0.1:0", "--wait", "20s", "--json"]);
         command.args(["--backend", &common.choice()?.to_string()]).args(common.security.arguments());
         command.args(common.provider.arguments());

@@ -1,6 +1,5 @@
 //! The finding of a check: its level, its cost, and its fix.
 
-use std::process::ExitCode;
 
 use serde::Serialize;
 
@@ -24,6 +23,15 @@ pub enum Level {
 }
 
 impl Level {
+    /// The exit code of a report whose worst finding has this level.
+    pub fn exit_code(self) -> u8 {
+        match self {
+            Self::Skipped | Self::Ok => 0,
+            Self::Warning => 1,
+            Self::Problem => 2,
+        }
+    }
+
     /// The level in `--json`.
     pub fn word(self) -> &'static str {
         match self {
@@ -31,16 +39,6 @@ impl Level {
             Self::Ok => "ok",
             Self::Warning => "warning",
             Self::Problem => "problem",
-        }
-    }
-}
-
-impl From<Level> for ExitCode {
-    fn from(level: Level) -> Self {
-        match level {
-            Level::Skipped | Level::Ok => Self::SUCCESS,
-            Level::Warning => Self::from(1),
-            Level::Problem => Self::from(2),
         }
     }
 }

@@ -13,7 +13,6 @@ mod pages;
 mod pci;
 mod peer;
 
-use std::process::ExitCode;
 
 use multirail::{BackendChoice, Registry};
 
@@ -71,17 +70,17 @@ pub fn gpu_registration() -> GpuRegistration {
 }
 
 /// Runs the checks and prints the findings. The worst level is the exit code.
-pub fn run(common: &Common, arguments: &DoctorArguments) -> ExitCode {
+pub fn run(common: &Common, arguments: &DoctorArguments) -> u8 {
     let done = examine(common, arguments).and_then(|findings| match print(common, &findings) {
         // The user may still need the exit code after the reader of the output is gone.
         Ok(()) | Err(CommandFailure::ClosedPipe) => Ok(worst(&findings)),
         Err(failure) => Err(failure),
     });
     match done {
-        Ok(worst) => worst.into(),
+        Ok(worst) => worst.exit_code(),
         Err(failure) => {
             output::print_error(failure.message());
-            Level::Problem.into()
+            Level::Problem.exit_code()
         }
     }
 }

@@ -10,6 +10,7 @@ use multirail::{Access, Fabric, FabricBuilder, Op, Pages, Peer, Region, RemoteRe
 
 use super::rung::Rung;
 use crate::failure::{CommandFailure, CommandResult};
+use crate::program;
 use crate::simulate::shuffled_pages;
 
 /// The number of pages of an operation.
@@ -120,11 +121,9 @@ pub fn instructions(number: usize, options: &[String]) -> CommandResult<f64> {
 
 /// The work requests and instructions of a run.
 fn run(number: usize, operations: u64, options: &[String]) -> CommandResult<(u64, u64)> {
-    let program =
-        std::env::current_exe().map_err(|e| CommandFailure::new(format!("cannot find this program: {e}")))?;
     let run = Command::new("valgrind")
         .args(["--tool=callgrind", "--callgrind-out-file=/dev/null"])
-        .arg(program)
+        .args(program::words()?)
         .args(["bench", "ladder", "--counted", &format!("{number}:{operations}")])
         .args(options)
         .output()

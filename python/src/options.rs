@@ -1,0 +1,123 @@
+//! What the keyword arguments of transfers say.
+
+use multirail::{Access, Locality, PathPolicy, ReadOptions, SendOptions, WriteOptions};
+use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::PyString;
+
+use crate::array::{Array, Place};
+use crate::errors::IntoPython;
+use crate::indices::type_name;
+use crate::operation::seconds;
+
+/// The options of writes.
+pub fn write_options(
+    imm: Option<u32>,
+    notify: Option<&Bound<'_, PyAny>>,
+    deadline: Option<f64>,
+    paths: Option<&Bound<'_, PyAny>>,
+    cold: bool,
+    imm_per_request: bool,
+) -> PyResult<WriteOptions> {
+    let mut options = WriteOptions::new();
+    options.imm = imm;
+    if imm_per_request {
+        options = options.per_wr();
+    }
+    if let Some(bytes) = notify {
+        options = options.notify(bytes_like(bytes, "notify")?);
+    }
+    options.deadline = deadline.map(seconds).transpose()?;
+    if let Some(paths) = paths {
+        options.path_policy = path_policy(paths)?;
+    }
+    if cold {
+        options.locality = Locality::Cold;
+    }
+    Ok(options)
+}
+
+/// The options of reads.
+pub fn read_options(
+    notify: Option<&Bound<'_, PyAny>>,
+    deadline: Option<f64>,
+    paths: Option<&Bound<'_, PyAny>>,
+    cold: bool,
+) -> PyResult<ReadOptions> {
+    let mut options = ReadOptions::new();
+    if let Some(bytes) = notify {
+        options = options.notify(bytes_like(bytes, "notify")?);
+    }
+    options.deadline = deadline.map(seconds).transpose()?;
+    if let Some(paths) = paths {
+        options.path_policy = path_policy(paths)?;
+    }
+    if cold {
+        options.locality = Locality::Cold;
+    }
+    Ok(options)
+}
+
+/// The options of sends.
+pub fn send_options(
+    imm: Option<u32>,
+    deadline: Option<f64>,
+    paths: Option<&Bound<'_, PyAny>>,
+) -> PyResult<SendOptions> {
+    let mut options = SendOptions::new();
+    options.imm = imm;
+    options.deadline = deadline.map(seconds).transpose()?;
+    if let Some(paths) = paths {
+        options.path_policy = path_policy(paths)?;
+    }
+    Ok(options)
+}
+
+/// The paths that bytes may take: one name, several with commas between them, or a list of names.
+pub fn path_policy(paths: &Bound<'_, PyAny>) -> PyResult<PathPolicy> {
+    let names = match paths.cast::<PyString>() {
+        Ok(names) => names.to_string(),
+        Err(_) => {
+            let names: Vec<String> = paths.extract().map_err(|_| {
+                PyTypeError::new_err("paths: give the name of a path, or a list of names: \"rdma\", \"gpu-copy\", ...")
+            })?;
+            names.join(",")
+        }
+    };
+    Ok(PathPolicy::only(names.parse().into_python()?))
+}
+
+/// What peers may do with a region.
+pub fn access(name: &str) -> PyResult<Access> {
+    match name {
+        "local" => Ok(Access::LOCAL),
+        "read" => Ok(Access::REMOTE_READ),
+        "write" => Ok(Access::REMOTE_WRITE),
+        "all" => Ok(Access::all()),
+        other => Err(PyValueError::new_err(format!(
+            "access: {other:?} is unknown; \"local\", \"read\", \"write\" and \"all\" are known"
+        ))),
+    }
+}
+
+/// The name of an access, as [`access`] takes it.
+pub fn access_name(access: Access) -> &'static str {
+    match (access.contains(Access::REMOTE_READ), access.contains(Access::REMOTE_WRITE)) {
+        (false, false) => "local",
+        (true, false) => "read",
+        (false, true) => "write",
+        (true, true) => "all",
+    }
+}
+
+/// A copy of the bytes of an object with a buffer.
+pub fn bytes_like(object: &Bound<'_, PyAny>, what: &str) -> PyResult<Vec<u8>> {
+    if object.is_instance_of::<pyo3::types::PyBytes>() {
+        return object.extract();
+    }
+    let array = Array::of(object)?.filter(|array| array.place == Place::Host);
+    let array = array.ok_or_else(|| {
+        PyTypeError::new_err(format!("{what}: {} has no bytes on the host; give bytes, or a buffer", type_name(object)))
+    })?;
+    Ok(array.bytes().to_vec())
+}
