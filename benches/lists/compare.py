@@ -14,22 +14,20 @@ the kernel copies. NIXL has private memory.
 """
 
 import argparse
-import importlib.metadata
 import json
 import os
-import queue
 import shutil
 import signal
 import statistics
-import subprocess
 import sys
-import threading
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent.parent
+sys.path.insert(0, str(HERE.parent))
+
+from side_by_side import ROOT, Failed, Pair, installed, table, versions  # noqa: E402
+
 PACKAGES = ["nixl==1.5.1", "nixl-cu12==1.5.1", "numpy"]
-INSTALL_LIMIT_S, ROUND_LIMIT_S, END_LIMIT_S = 600, 300, 10
 OURS, PRIVATE, NIXL = "multirail", "multirail, private memory", "NIXL over UCX"
 # What a round answers, and in the words of the table.
 TIMES = {
@@ -40,110 +38,6 @@ TIMES = {
     "post_again": "post again (transfer again)",
     "whole_again": "post again, until done",
 }
-
-
-class Failed(Exception):
-    """A step that did not succeed; the text says why, or what to do."""
-
-
-class Pair:
-    """The two processes of a library, in a process group of their own. They are stopped outside of a round."""
-
-    def __init__(self, name, command, environment):
-        self.name, self.rounds, self.lines = name, {"write": [], "read": []}, queue.Queue()
-        # The child stays in this terminal session: if this program is killed, Linux ends the stopped processes of the group.
-        settings = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "process_group": 0}
-        self.process = subprocess.Popen(command, text=True, env=environment, **settings)
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self):
-        for line in self.process.stdout:
-            # A library may write other lines, for example its log.
-            if line.startswith("{"):
-                self.lines.put(json.loads(line))
-        self.lines.put(None)
-
-    def _next(self):
-        try:
-            answer = self.lines.get(timeout=ROUND_LIMIT_S)
-        except queue.Empty:
-            raise Failed(f"{self.name}: no answer within {ROUND_LIMIT_S} s") from None
-        if answer is None:
-            raise Failed(f"{self.name}: its initiator has ended; its error is above")
-        return answer
-
-    def _signal(self, number):
-        try:
-            os.killpg(self.process.pid, number)
-        except ProcessLookupError:
-            pass
-
-    def await_ready(self):
-        self._next()
-        self._signal(signal.SIGSTOP)
-
-    def round(self, direction, kept):
-        """Measures one round."""
-        self._signal(signal.SIGCONT)
-        self.process.stdin.write(direction + "\n")
-        self.process.stdin.flush()
-        times = self._next()
-        self._signal(signal.SIGSTOP)
-        if kept:
-            self.rounds[direction].append(times)
-
-    def end(self):
-        """Ends both processes."""
-        self._signal(signal.SIGCONT)
-        try:
-            self.process.stdin.close()
-            self.process.wait(timeout=END_LIMIT_S)
-        except (OSError, subprocess.TimeoutExpired):
-            pass
-        # Also a target that its initiator has left behind.
-        self._signal(signal.SIGKILL)
-        self.process.wait()
-
-
-def installed(directory):
-    """The Python of a virtual environment that has NIXL. Makes it if it is not there."""
-    python = directory / "bin/python"
-    if not (directory / "complete").exists():
-        print(f"installing {', '.join(PACKAGES)} into {directory}", flush=True)
-        run([sys.executable, "-m", "venv", "--clear", str(directory)])
-        # Without dependencies: torch is one, and is not needed here.
-        run([str(python), "-m", "pip", "install", "--quiet", "--no-deps", *PACKAGES])
-        (directory / "complete").touch()
-    return python
-
-
-def run(command):
-    try:
-        subprocess.run(command, check=True, timeout=INSTALL_LIMIT_S)
-    except (OSError, subprocess.SubprocessError) as why:
-        raise Failed(str(why)) from None
-
-
-def versions(python, directory, binary):
-    """The versions of the programs, and the machine."""
-    packages = {}
-    for where in directory.glob("lib/python*/site-packages"):
-        packages |= {found.name: found.version for found in importlib.metadata.distributions(path=[str(where)])}
-    described = subprocess.run(["git", "-C", str(ROOT), "describe", "--always", "--dirty"], capture_output=True,
-                               text=True, check=False).stdout.strip()
-    names = [package.split("==")[0] for package in PACKAGES]
-    found = ", ".join(f"{name} {packages.get(name, 'is missing')}" for name in names)
-    kernel = os.uname()
-    return [f"multirail {described or '(no git)'}: {binary}", f"{found}: {python}",
-            f"{os.cpu_count()} cores, {processor()}, {kernel.sysname} {kernel.release}"]
-
-
-def processor():
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return "unknown processor"
-    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "unknown processor")
 
 
 def rows(pairs, direction):
@@ -158,27 +52,6 @@ def rows(pairs, direction):
             ratios = [b[name] / a[name] for a, b in zip(pair.rounds[direction], theirs)]
             row[f"NIXL / {pair.name}"] = statistics.median(ratios)
         yield row
-
-
-def median(rounds, name):
-    return statistics.median(times[name] for times in rounds)
-
-
-def table(rows):
-    """Prints rows, dicts with the same keys."""
-    header = list(rows[0])
-    cells = [header] + [[text(row[key]) for key in header] for row in rows]
-    widths = [max(len(line[column]) for line in cells) for column in range(len(header))]
-    for number, line in enumerate(cells):
-        print("| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths)) + " |")
-        if number == 0:
-            print("|" + "|".join("-" * (width + 2) for width in widths) + "|")
-
-
-def text(value):
-    if isinstance(value, float):
-        return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
-    return value
 
 
 def measured(pairs, rounds):
@@ -211,8 +84,8 @@ def arguments():
 def compare(given):
     if shutil.which(given.binary) is None:
         raise Failed(f"{given.binary} is no program: cargo build --profile dist -p benches --bin lists")
-    python = installed(given.nixl)
-    described = versions(python, given.nixl, given.binary)
+    python = installed(given.nixl, PACKAGES)
+    described = versions(python, given.nixl, PACKAGES, given.binary)
     described.append(f"{given.entries} entries of 4 KiB over {given.regions} regions, {given.rounds} rounds; "
                      f"multirail: {given.threads or 'default'} threads; "
                      f"NIXL's initiator: {'no' if given.no_progress_thread else 'a'} progress thread")

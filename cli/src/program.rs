@@ -19,6 +19,7 @@ pub fn words() -> CommandResult<Vec<OsString>> {
         return Ok(given.clone());
     }
     let this = std::env::current_exe();
-    let this = this.map_err(|e| CommandFailure::new(format!("cannot find this program to start it again: {e}")))?;
+    let this =
+        this.map_err(|e| CommandFailure::new(format!("cannot find this program to start it again: {e}")))?;
     Ok(vec![this.into()])
 }

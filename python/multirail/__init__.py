@@ -53,36 +53,78 @@ from ._native import (
     __version__,
     backends,
 )
-from .errors import *  # noqa: F403
+from .errors import (
+    Busy,
+    Cancelled,
+    Closed,
+    DeadlineExceeded,
+    DeviceLost,
+    Error,
+    Exhausted,
+    InvalidRequest,
+    Io,
+    LocalAccess,
+    NotFound,
+    OutOfBounds,
+    PeerDied,
+    Permission,
+    Protocol,
+    RemoteAccess,
+    Revoked,
+    TooLarge,
+    Unreachable,
+    Unsupported,
+    Version,
+)
 
 __all__ = [
     "Arrivals",
+    "Busy",
+    "Cancelled",
     "Catalogue",
+    "Closed",
+    "DeadlineExceeded",
+    "DeviceLost",
+    "Error",
+    "Exhausted",
     "Explanation",
     "Fabric",
     "ImmCounter",
+    "InvalidRequest",
+    "Io",
     "Listener",
+    "LocalAccess",
     "LocalList",
     "Message",
+    "NotFound",
     "Notification",
     "Notifications",
     "Operation",
+    "OutOfBounds",
     "Outcome",
     "Peer",
+    "PeerDied",
     "PeerGroup",
+    "Permission",
     "PreparedTransfer",
+    "Protocol",
     "RailReceipt",
     "Receipt",
     "RecvPool",
     "Region",
+    "RemoteAccess",
     "RemoteCatalogue",
     "RemoteList",
     "RemoteRegion",
+    "Revoked",
+    "TooLarge",
+    "Unreachable",
+    "Unsupported",
+    "Version",
     "__version__",
     "backends",
     "errors",
     "topology",
-    *errors.__all__,
 ]
 
 
@@ -90,7 +132,7 @@ def topology() -> dict[str, _Any]:
     """This machine as `multirail topo --json` prints it: PCI functions, NUMA nodes and cores.
 
     >>> sorted(topology())
-    ['functions', 'nodes']
+    ['allowed', 'cores', 'functions', 'nodes']
     """
     machine: dict[str, _Any] = _json.loads(_native._topology())
     return machine

@@ -163,4 +163,26 @@ class Io(Error, OSError):
     hint = "the message has the system's reason"
 
 
-__all__ = [name for name, value in dict(globals()).items() if isinstance(value, type) and issubclass(value, Error)]
+__all__ = [
+    "Busy",
+    "Cancelled",
+    "Closed",
+    "DeadlineExceeded",
+    "DeviceLost",
+    "Error",
+    "Exhausted",
+    "InvalidRequest",
+    "Io",
+    "LocalAccess",
+    "NotFound",
+    "OutOfBounds",
+    "PeerDied",
+    "Permission",
+    "Protocol",
+    "RemoteAccess",
+    "Revoked",
+    "TooLarge",
+    "Unreachable",
+    "Unsupported",
+    "Version",
+]

@@ -61,7 +61,11 @@ impl Array {
 
     /// Reads `__array_interface__` (numpy's documentation, "The array interface protocol", version 3) or
     /// `__cuda_array_interface__` (Numba's documentation, version 3), which has the same fields.
-    fn of_interface(object: &Bound<'_, PyAny>, interface: &Bound<'_, PyDict>, place: Place) -> PyResult<Self> {
+    fn of_interface(
+        object: &Bound<'_, PyAny>,
+        interface: &Bound<'_, PyDict>,
+        place: Place,
+    ) -> PyResult<Self> {
         let field = |name: &str| {
             let missing = || PyTypeError::new_err(format!("the object's array interface has no {name:?}"));
             interface.get_item(name)?.ok_or_else(missing)
@@ -69,7 +73,8 @@ impl Array {
         let shape: Vec<usize> = field("shape")?.extract()?;
         let kind: String = field("typestr")?.extract()?;
         let data = field("data")?;
-        let unusable = || PyTypeError::new_err("the object's array interface has no address: `data` must be a tuple");
+        let unusable =
+            || PyTypeError::new_err("the object's array interface has no address: `data` must be a tuple");
         let data = data.cast::<PyTuple>().map_err(|_| unusable())?;
         let (address, is_read_only): (usize, bool) = data.extract()?;
         let item = kind.get(2..).and_then(|digits| digits.parse().ok());
@@ -88,6 +93,7 @@ impl Array {
             _ => Element::Other,
         };
         let len = bytes_of(&shape, item)?;
+        check_address(address, len)?;
         Ok(Self { address, len, item, element, is_read_only, place, shape, owner: object.clone().unbind() })
     }
 }
@@ -97,8 +103,9 @@ fn interface<'py>(object: &Bound<'py, PyAny>, name: &str) -> PyResult<Option<Bou
     match object.getattr_opt(name) {
         Ok(Some(interface)) => Ok(interface.cast_into::<PyDict>().ok()),
         Ok(None) => Ok(None),
-        // torch raises a TypeError for a tensor on another device, and a RuntimeError for one that requires a gradient.
-        Err(error) if error.is_instance_of::<PyTypeError>(object.py()) => Ok(None),
+        // torch raises a TypeError for a tensor on another device, a KeyError for one of 8-bit floats. DLPack may serve
+        // it, or has the better error.
+        Err(_) if object.hasattr("__dlpack__")? => Ok(None),
         Err(error) => Err(error),
     }
 }
@@ -109,8 +116,22 @@ pub fn bytes_of(shape: &[usize], item: usize) -> PyResult<usize> {
     bytes.ok_or_else(|| PyValueError::new_err("the array is larger than the address space"))
 }
 
+/// Refuses bytes at no address.
+pub fn check_address(address: usize, len: usize) -> PyResult<()> {
+    match address == 0 && len > 0 {
+        true => {
+            Err(PyValueError::new_err("the array says that its bytes are at address 0; it has no memory"))
+        }
+        false => Ok(()),
+    }
+}
+
 /// Refuses an array whose elements do not follow each other in C order. `strides` are in bytes.
 pub fn check_contiguous(shape: &[usize], strides: &[isize], item: usize) -> PyResult<()> {
+    if shape.len() != strides.len() {
+        let why = format!("the array has {} dimensions and {} strides", shape.len(), strides.len());
+        return Err(PyValueError::new_err(why));
+    }
     if shape.contains(&0) {
         return Ok(());
     }

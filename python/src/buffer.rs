@@ -7,7 +7,7 @@
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::slice;
 
-use pyo3::exceptions::PyBufferError;
+use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 
@@ -80,17 +80,23 @@ pub fn array(object: &Bound<'_, PyAny>) -> PyResult<Option<Array>> {
 
 /// What a buffer holds.
 fn describe(view: &RawBuffer, owner: Py<PyAny>) -> PyResult<Array> {
-    let dimensions = view.ndim as usize;
-    let (shape, strides): (&[isize], &[isize]) = match view.shape.is_null() || view.strides.is_null() {
-        true => (&[view.len], &[1]),
-        // SAFETY: CPython has filled both with `ndim` numbers, which live until the buffer is released.
-        false => unsafe {
-            (slice::from_raw_parts(view.shape, dimensions), slice::from_raw_parts(view.strides, dimensions))
-        },
-    };
-    let shape: Vec<usize> = shape.iter().map(|length| (*length).max(0) as usize).collect();
+    if !view.suboffsets.is_null() {
+        let why =
+            "the buffer holds pointers to its bytes (suboffsets), not the bytes; copy it into one that does";
+        return Err(PyValueError::new_err(why));
+    }
+    let dimensions = view.ndim.max(0) as usize;
     let item = view.itemsize.max(1) as usize;
-    check_contiguous(&shape, strides, item)?;
+    let numbers = |from: *const isize| match from.is_null() {
+        true => &[][..],
+        // SAFETY: CPython has filled it with `ndim` numbers, which live until the buffer is released.
+        false => unsafe { slice::from_raw_parts(from, dimensions) },
+    };
+    let shape: Vec<usize> = numbers(view.shape).iter().map(|length| (*length).max(0) as usize).collect();
+    // Without strides, the elements follow each other.
+    if !view.strides.is_null() {
+        check_contiguous(&shape, numbers(view.strides), item)?;
+    }
     let format = match view.format.is_null() {
         true => c"B",
         // SAFETY: a format is a string of C, which lives until the buffer is released.
@@ -98,12 +104,10 @@ fn describe(view: &RawBuffer, owner: Py<PyAny>) -> PyResult<Array> {
     };
     // Python's `struct`: an order of bytes may stand before the type. All supported machines are little-endian.
     let element = match format.to_bytes() {
-        [b'b' | b'h' | b'i' | b'l' | b'q' | b'n'] | [b'<' | b'=' | b'@', b'b' | b'h' | b'i' | b'l' | b'q'] => {
-            Element::Signed
-        }
-        [b'B' | b'H' | b'I' | b'L' | b'Q' | b'N'] | [b'<' | b'=' | b'@', b'B' | b'H' | b'I' | b'L' | b'Q'] => {
-            Element::Unsigned
-        }
+        [b'b' | b'h' | b'i' | b'l' | b'q' | b'n']
+        | [b'<' | b'=' | b'@', b'b' | b'h' | b'i' | b'l' | b'q'] => Element::Signed,
+        [b'B' | b'H' | b'I' | b'L' | b'Q' | b'N']
+        | [b'<' | b'=' | b'@', b'B' | b'H' | b'I' | b'L' | b'Q'] => Element::Unsigned,
         _ => Element::Other,
     };
     Ok(Array {

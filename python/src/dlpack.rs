@@ -10,7 +10,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::array::{Array, Element, Place, bytes_of, check_contiguous};
+use crate::array::{Array, Element, Place, bytes_of, check_address, check_contiguous};
 use crate::region::Region;
 
 /// The name of a capsule that nobody has consumed.
@@ -68,7 +68,9 @@ pub fn array(object: &Bound<'_, PyAny>) -> PyResult<Option<Array>> {
             Place::Cuda
         }
         other => {
-            let why = format!("the array is on a device of DLPack's kind {other}; only host memory and CUDA are known");
+            let why = format!(
+                "the array is on a device of DLPack's kind {other}; only host memory and CUDA are known"
+            );
             return Err(PyTypeError::new_err(why));
         }
     };
@@ -97,9 +99,14 @@ fn describe(tensor: &Tensor, place: Place, owner: Py<PyAny>) -> PyResult<Array> 
         return Err(PyTypeError::new_err(why));
     }
     let item = bits / 8;
-    let strides: Vec<isize> =
-        numbers(tensor.strides).iter().map(|stride| (*stride as isize).saturating_mul(item as isize)).collect();
-    check_contiguous(&shape, &strides, item)?;
+    let strides: Vec<isize> = numbers(tensor.strides)
+        .iter()
+        .map(|stride| (*stride as isize).saturating_mul(item as isize))
+        .collect();
+    // Without strides, the elements follow each other.
+    if !tensor.strides.is_null() {
+        check_contiguous(&shape, &strides, item)?;
+    }
     let element = match (tensor.dtype.code, tensor.dtype.lanes) {
         (0, 1) => Element::Signed,
         (1, 1) => Element::Unsigned,
@@ -108,6 +115,7 @@ fn describe(tensor: &Tensor, place: Place, owner: Py<PyAny>) -> PyResult<Array> 
     let address = (tensor.data as usize).checked_add(tensor.byte_offset as usize);
     let address = address.ok_or_else(|| PyValueError::new_err("the array ends beyond the address space"))?;
     let len = bytes_of(&shape, item)?;
+    check_address(address, len)?;
     Ok(Array { address, len, item, element, is_read_only: false, place, shape, owner })
 }
 
@@ -119,7 +127,12 @@ struct Export {
 }
 
 /// A capsule with the bytes of a region, which it keeps alive. `device` is the number of the GPU, `None` for the host.
-pub fn export<'py>(region: &Bound<'py, Region>, address: usize, len: usize, device: Option<u32>) -> PyResult<Bound<'py, PyAny>> {
+pub fn export<'py>(
+    region: &Bound<'py, Region>,
+    address: usize,
+    len: usize,
+    device: Option<u32>,
+) -> PyResult<Bound<'py, PyAny>> {
     let py = region.py();
     let (device_type, device_id) = device.map_or((CPU, 0), |device| (CUDA, device as i32));
     let dtype = DataType { code: 1, bits: 8, lanes: 1 };
@@ -133,7 +146,8 @@ pub fn export<'py>(region: &Bound<'py, Region>, address: usize, len: usize, devi
         strides: std::ptr::null_mut(),
         byte_offset: 0,
     };
-    let shape = i64::try_from(len).map_err(|_| PyBufferError::new_err("the region is too large for DLPack"))?;
+    let shape =
+        i64::try_from(len).map_err(|_| PyBufferError::new_err("the region is too large for DLPack"))?;
     let managed = ManagedTensor { tensor, context: std::ptr::null_mut(), deleter: Some(delete) };
     let export = Box::new(Export { tensor: managed, shape: [shape], _region: region.clone().unbind() });
     let export = Box::into_raw(export);

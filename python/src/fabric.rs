@@ -338,7 +338,9 @@ fn token_of(token: &Bound<'_, PyAny>) -> PyResult<Token> {
         Ok(bytes) => Token::new(bytes.as_bytes()).into_python(),
         Err(_) => {
             let path: PathBuf = token.extract().map_err(|_| {
-                pyo3::exceptions::PyTypeError::new_err("token: give bytes, or the path of a file with the token")
+                pyo3::exceptions::PyTypeError::new_err(
+                    "token: give bytes, or the path of a file with the token",
+                )
             })?;
             Token::from_file(path).into_python()
         }

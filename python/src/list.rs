@@ -1,6 +1,6 @@
 //! Lists of pieces of regions, for transfers between many places at once.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use multirail::{LocalList as CoreLocalList, RemoteList as CoreRemoteList};
 use pyo3::exceptions::PyValueError;
@@ -40,7 +40,7 @@ macro_rules! list {
                 addresses: &Bound<'_, PyAny>,
                 lengths: &Bound<'_, PyAny>,
             ) -> PyResult<Self> {
-                let addresses: Vec<u64> = numbers(addresses, "addresses")?;
+                let addresses = numbers::<u64>(addresses, "addresses")?;
                 let lengths = Lengths::of(lengths, addresses.len())?;
                 let catalogue = catalogue.get().0.get()?;
                 let list = py.detach(|| {
@@ -82,16 +82,17 @@ macro_rules! list {
                 offsets: &Bound<'_, PyAny>,
                 lengths: &Bound<'_, PyAny>,
             ) -> PyResult<()> {
-                let offsets: Vec<usize> = numbers(offsets, "offsets")?;
+                let offsets = numbers::<u64>(offsets, "offsets")?;
                 let lengths = Lengths::of(lengths, offsets.len())?;
                 let region = region.get().get()?;
-                let mut list = self.lock()?;
-                let list = &mut *list;
-                py.detach(|| {
+                // The lock is given back before the GIL is taken: who holds the GIL may wait for the lock.
+                let extend = || {
+                    let mut list = self.lock()?;
                     let mut pieces = offsets.iter().enumerate();
-                    pieces.try_for_each(|(index, offset)| list.push(region, *offset, lengths.at(index)))
-                })
-                .into_python()
+                    let push = |(index, offset): (usize, &u64)| list.push(region, *offset as usize, lengths.at(index));
+                    PyResult::Ok(pieces.try_for_each(push))
+                };
+                py.detach(extend)?.into_python()
             }
 
             fn __len__(&self) -> PyResult<usize> {
@@ -117,8 +118,8 @@ list! {
 
 /// The lengths of pieces.
 enum Lengths {
-    All(usize),
-    Each(Vec<usize>),
+    All(u64),
+    Each(Arc<[u64]>),
 }
 
 impl Lengths {
@@ -126,17 +127,19 @@ impl Lengths {
         if lengths.hasattr("__index__")? && !lengths.hasattr("__len__")? {
             return Ok(Self::All(one(lengths, "lengths")?));
         }
-        let each: Vec<usize> = numbers(lengths, "lengths")?;
+        let each = numbers::<u64>(lengths, "lengths")?;
         match each.len() == pieces {
             true => Ok(Self::Each(each)),
-            false => Err(PyValueError::new_err(format!("there are {} lengths for {pieces} pieces", each.len()))),
+            false => {
+                Err(PyValueError::new_err(format!("there are {} lengths for {pieces} pieces", each.len())))
+            }
         }
     }
 
     fn at(&self, index: usize) -> usize {
         match self {
-            Self::All(length) => *length,
-            Self::Each(each) => each[index],
+            Self::All(length) => *length as usize,
+            Self::Each(each) => each[index] as usize,
         }
     }
 }

@@ -43,5 +43,10 @@ pub fn topology(py: Python<'_>) -> PyResult<String> {
 #[pyfunction]
 #[pyo3(name = "_run_command")]
 pub fn run_command(py: Python<'_>, arguments: Vec<String>, program: Vec<String>) -> u8 {
-    py.detach(|| multirail_cli::run_with(arguments.into_iter().map(Into::into), program.into_iter().map(Into::into).collect()))
+    py.detach(|| {
+        multirail_cli::run_with(
+            arguments.into_iter().map(Into::into),
+            program.into_iter().map(Into::into).collect(),
+        )
+    })
 }

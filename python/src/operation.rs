@@ -3,7 +3,7 @@
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
 use multirail::{Cancel, Error, ErrorKind, Op, Outcome as CoreOutcome};
@@ -12,6 +12,7 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyDict;
+use pyo3::{PyTraverseError, PyVisit};
 
 use crate::errors::{IntoPython, exception};
 use crate::fork::ForkSafe;
@@ -21,11 +22,13 @@ use crate::receipt::{Outcome, Receipt};
 /// How long a blocked thread may go on before it looks for signals (Ctrl-C).
 const SIGNAL_CHECK: Duration = Duration::from_millis(50);
 
+type Make = Box<dyn FnOnce(Python<'_>) -> PyResult<Py<PyAny>> + Send>;
+
 /// What an operation resolves to.
 pub enum Value {
     Outcome(CoreOutcome),
     /// Made into a Python object by the first who asks for it.
-    Lazy(Box<dyn FnOnce(Python<'_>) -> PyResult<Py<PyAny>> + Send>),
+    Lazy(Make),
     Object(Py<PyAny>),
     /// `None`.
     Nothing,
@@ -58,10 +61,40 @@ struct Inner {
     callbacks: Vec<(Py<PyAny>, Option<Py<PyAny>>)>,
     /// The loop that awaits the operation, and what stands for the operation there.
     bound: Option<Bond>,
+    /// Wakes the thread that waits for the operation. If several do, the others look again after [`SIGNAL_CHECK`].
+    waiter: Option<Waker>,
     /// Whether the task that awaits this operation was cancelled.
     task_cancelled: bool,
+    /// The message of that cancel.
+    cancel_message: Option<Py<PyAny>>,
     /// A part of asyncio's protocol of futures: an iterator that yields a future sets it, the task resets it.
     blocking: bool,
+}
+
+/// Wakes a loop and a thread.
+struct BothWakers([Waker; 2]);
+
+impl Wake for BothWakers {
+    fn wake(self: Arc<Self>) {
+        self.0.iter().for_each(Waker::wake_by_ref);
+    }
+}
+
+/// Waits for the end of an operation. It holds the lock only while it polls, so that others may look or cancel.
+struct End<'a>(&'a Mutex<Inner>);
+
+impl Future for End<'_> {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        let mut inner = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        inner.waiter = Some(context.waker().clone());
+        if !inner.poll() {
+            return Poll::Pending;
+        }
+        inner.announce();
+        Poll::Ready(())
+    }
 }
 
 struct Bond {
@@ -83,8 +116,16 @@ pub struct Operation(ForkSafe<Mutex<Inner>>);
 
 impl Operation {
     fn new(state: State) -> Self {
-        let (callbacks, bound) = (Vec::new(), None);
-        Self(ForkSafe::new(Mutex::new(Inner { state, callbacks, bound, task_cancelled: false, blocking: false })))
+        let (callbacks, bound, waiter) = (Vec::new(), None, None);
+        Self(ForkSafe::new(Mutex::new(Inner {
+            state,
+            callbacks,
+            bound,
+            waiter,
+            task_cancelled: false,
+            cancel_message: None,
+            blocking: false,
+        })))
     }
 
     /// A transfer.
@@ -95,7 +136,12 @@ impl Operation {
 
     /// Anything else that takes time.
     pub fn of_task(task: impl Future<Output = Result<Value, Error>> + Send + 'static) -> Self {
-        Self::new(State::Task(Box::pin(task)))
+        let mut task: Task = Box::pin(task);
+        // A future does nothing until it is polled; an operation runs from here on.
+        Self::new(match task.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Pending => State::Task(task),
+            Poll::Ready(result) => State::Done { result, op: None },
+        })
     }
 
     fn lock(&self, py: Python<'_>) -> PyResult<MutexGuard<'_, Inner>> {
@@ -104,7 +150,7 @@ impl Operation {
             match mutex.try_lock() {
                 Ok(inner) => return Ok(inner),
                 Err(TryLockError::Poisoned(poisoned)) => return Ok(poisoned.into_inner()),
-                // Another thread waits for the operation, without the GIL.
+                // Another thread polls the operation, without the GIL.
                 Err(TryLockError::WouldBlock) => py.detach(|| drop(mutex.lock())),
             }
         }
@@ -122,7 +168,8 @@ impl Operation {
             return Ok(());
         }
         let callbacks = std::mem::take(&mut inner.callbacks);
-        let bond = inner.bound.as_mut().and_then(|bond| Some((Arc::clone(&bond.completions), bond.token.take()?)));
+        let bond =
+            inner.bound.as_mut().and_then(|bond| Some((Arc::clone(&bond.completions), bond.token.take()?)));
         drop(inner);
         if let Some((completions, (token, _waker))) = bond {
             drop(completions.remove(token));
@@ -141,10 +188,12 @@ impl Operation {
 
     /// Binds the operation to the running loop, which learns of its end from now on.
     fn bind(this: &Bound<'_, Self>, inner: &mut Inner) -> PyResult<()> {
-        if inner.bound.is_some() {
+        let py = this.py();
+        if let Some(bond) = &inner.bound
+            && bond.completions.is_open(py)?
+        {
             return Ok(());
         }
-        let py = this.py();
         let Some(completions) = Completions::of_running_loop(py)? else {
             let why = "no event loop of asyncio runs in this thread: await the operation in a coroutine, or call wait()";
             return Err(PyRuntimeError::new_err(why));
@@ -159,8 +208,11 @@ impl Operation {
 
     /// The result, as the loop and `wait` return it.
     fn result_of(&self, py: Python<'_>, inner: &mut Inner) -> PyResult<Py<PyAny>> {
+        if !matches!(inner.state, State::Done { .. }) {
+            return Err(invalid_state(py));
+        }
         if inner.task_cancelled {
-            return Err(cancelled_error(py));
+            return Err(cancelled_error(py, inner.cancel_message.as_ref()));
         }
         let State::Done { result, .. } = &mut inner.state else { return Err(invalid_state(py)) };
         match result {
@@ -168,7 +220,9 @@ impl Operation {
             Ok(Value::Object(object)) => Ok(object.clone_ref(py)),
             Ok(Value::Nothing) => Ok(py.None()),
             Ok(value @ Value::Lazy(_)) => {
-                let Value::Lazy(make) = std::mem::replace(value, Value::Nothing) else { return Ok(py.None()) };
+                let Value::Lazy(make) = std::mem::replace(value, Value::Nothing) else {
+                    return Ok(py.None());
+                };
                 let object = make(py)?;
                 *value = Value::Object(object.clone_ref(py));
                 Ok(object)
@@ -179,9 +233,16 @@ impl Operation {
 }
 
 impl Inner {
-    /// Polls the operation. Returns whether it is over.
+    /// Polls the operation, for all who wait. Returns whether it is over.
     fn poll(&mut self) -> bool {
-        let waker = self.bound.as_ref().and_then(|bond| bond.token.as_ref()).map(|(_, waker)| waker.clone());
+        let of_loop =
+            self.bound.as_ref().and_then(|bond| bond.token.as_ref()).map(|(_, waker)| waker.clone());
+        let waker = match (of_loop, &self.waiter) {
+            (Some(of_loop), Some(waiter)) => {
+                Some(Waker::from(Arc::new(BothWakers([of_loop, waiter.clone()]))))
+            }
+            (of_loop, waiter) => of_loop.or_else(|| waiter.clone()),
+        };
         let result = match (&mut self.state, &waker) {
             (State::Done { .. }, _) => return true,
             (State::Op(op), None) => match op.try_result() {
@@ -211,23 +272,6 @@ impl Inner {
         true
     }
 
-    /// Blocks for `limit` at most. Returns whether the operation is over.
-    fn wait(&mut self, limit: Duration) -> bool {
-        let waited = match &mut self.state {
-            State::Done { .. } => return true,
-            State::Op(op) => multirail::wait(op, limit).map(|result| result.map(Value::Outcome)),
-            State::Task(task) => multirail::wait(task.as_mut(), limit),
-            State::Cancelling(cancel) => multirail::wait(cancel, limit).map(|result| result.map(Value::Outcome)),
-        };
-        match waited {
-            Ok(result) => self.finish(result),
-            // The wait has replaced the loop's waker.
-            Err(_) => return self.bound.is_some() && self.poll(),
-        }
-        self.announce();
-        true
-    }
-
     fn finish(&mut self, result: Result<Value, Error>) {
         let placeholder = State::Done { result: Ok(Value::Nothing), op: None };
         let op = match std::mem::replace(&mut self.state, placeholder) {
@@ -237,8 +281,11 @@ impl Inner {
         self.state = State::Done { result, op };
     }
 
-    /// Tells the loop that the operation is over.
-    fn announce(&self) {
+    /// Tells all who wait that the operation is over.
+    fn announce(&mut self) {
+        if let Some(waiter) = self.waiter.take() {
+            waiter.wake();
+        }
         if let Some(Bond { completions, token: Some((token, _)) }) = &self.bound {
             completions.announce(*token);
         }
@@ -302,19 +349,18 @@ impl Operation {
     /// no result by then; the operation goes on, and may be waited for again.
     #[pyo3(signature = (timeout=None))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Py<PyAny>> {
+        let limit = timeout.map(seconds).transpose()?;
         let mut inner = self.lock(py)?;
         if inner.poll() {
             return self.result_of(py, &mut inner);
         }
         drop(inner);
-        let end = timeout.map(seconds).transpose()?.and_then(|limit| Instant::now().checked_add(limit));
+        let end = limit.and_then(|limit| Instant::now().checked_add(limit));
         let mutex = self.0.get()?;
         loop {
             let left = end.map_or(SIGNAL_CHECK, |end| end.saturating_duration_since(Instant::now()));
             let limit = left.min(SIGNAL_CHECK);
-            let is_over =
-                py.detach(|| mutex.lock().unwrap_or_else(PoisonError::into_inner).wait(limit));
-            if is_over {
+            if py.detach(|| multirail::wait(End(mutex), limit)).is_ok() {
                 let mut inner = self.lock(py)?;
                 return self.result_of(py, &mut inner);
             }
@@ -346,9 +392,8 @@ impl Operation {
     /// What the operation has failed with, or `None`.
     fn exception(&self, py: Python<'_>) -> PyResult<Option<PyErr>> {
         let mut inner = self.lock(py)?;
-        inner.poll();
-        if inner.task_cancelled {
-            return Err(cancelled_error(py));
+        if inner.poll() && inner.task_cancelled {
+            return Err(cancelled_error(py, inner.cancel_message.as_ref()));
         }
         match &inner.state {
             State::Done { result: Err(error), .. } => Ok(Some(exception(error))),
@@ -362,11 +407,11 @@ impl Operation {
     /// task that awaits it, it raises `asyncio.CancelledError`.
     #[pyo3(signature = (msg=None))]
     fn cancel(&self, py: Python<'_>, msg: Option<Bound<'_, PyAny>>) -> PyResult<bool> {
-        let _ = msg;
         let mut inner = self.lock(py)?;
         let was_under_way = inner.cancel();
         if was_under_way && !inner.callbacks.is_empty() {
             inner.task_cancelled = true;
+            inner.cancel_message = msg.map(Bound::unbind);
         }
         Ok(was_under_way)
     }
@@ -377,6 +422,39 @@ impl Operation {
         Ok(inner.poll()
             && (inner.task_cancelled
                 || matches!(&inner.state, State::Done { result: Err(error), .. } if error.kind() == ErrorKind::Cancelled)))
+    }
+
+    /// A part of asyncio's protocol of futures: the exception of a cancelled task.
+    fn _make_cancelled_error(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        let inner = self.lock(py)?;
+        Ok(cancelled_error(py, inner.cancel_message.as_ref()).into_value(py).into_any())
+    }
+
+    /// A part of asyncio's protocol of futures: the message of the cancel.
+    #[getter]
+    fn _cancel_message(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
+        Ok(self.lock(py)?.cancel_message.as_ref().map(|message| message.clone_ref(py)))
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        // While another thread holds the lock, nothing is known: then the collector keeps the object.
+        let Ok(Ok(inner)) = self.0.get().map(Mutex::try_lock) else { return Ok(()) };
+        for (callback, context) in &inner.callbacks {
+            visit.call(callback)?;
+            visit.call(context)?;
+        }
+        visit.call(&inner.cancel_message)?;
+        match &inner.state {
+            State::Done { result: Ok(Value::Object(object)), .. } => visit.call(object),
+            _ => Ok(()),
+        }
+    }
+
+    fn __clear__(&self) {
+        let Ok(Ok(mut inner)) = self.0.get().map(Mutex::try_lock) else { return };
+        let callbacks = std::mem::take(&mut inner.callbacks);
+        drop(inner);
+        drop(callbacks);
     }
 
     /// Lets the operation run to its end without a waiter.
@@ -495,10 +573,15 @@ impl Drop for Operation {
         let Ok(Ok(mut inner)) = self.0.get().map(Mutex::try_lock) else { return };
         if matches!(inner.state, State::Op(_)) && !inner.poll() {
             Python::attach(|py| {
+                // The operation may be dropped because an exception leaves the frame that has it.
+                let raised = PyErr::take(py);
                 let text = c"an operation was dropped before it was over, and is cancelled: await it, or call wait() or detach()";
                 // Only if warnings are errors, and then nobody could catch it here.
                 if let Err(error) = PyErr::warn(py, &py.get_type::<PyResourceWarning>(), text, 1) {
                     error.write_unraisable(py, None);
+                }
+                if let Some(raised) = raised {
+                    raised.restore(py);
                 }
             });
         }
@@ -517,9 +600,13 @@ fn cancelled() -> Error {
 }
 
 #[cold]
-fn cancelled_error(py: Python<'_>) -> PyErr {
+fn cancelled_error(py: Python<'_>, message: Option<&Py<PyAny>>) -> PyErr {
     static CLASS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-    let made = CLASS.import(py, "asyncio", "CancelledError").and_then(|class: &Bound<'_, PyAny>| class.call0());
+    let made =
+        CLASS.import(py, "asyncio", "CancelledError").and_then(|class: &Bound<'_, PyAny>| match message {
+            Some(message) => class.call1((message,)),
+            None => class.call0(),
+        });
     made.map_or_else(|error| error, PyErr::from_value)
 }
 
@@ -527,7 +614,9 @@ fn cancelled_error(py: Python<'_>) -> PyErr {
 fn invalid_state(py: Python<'_>) -> PyErr {
     static CLASS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
     let why = ("the operation is not over: await it, or call wait()",);
-    let made = CLASS.import(py, "asyncio", "InvalidStateError").and_then(|class: &Bound<'_, PyAny>| class.call1(why));
+    let made = CLASS
+        .import(py, "asyncio", "InvalidStateError")
+        .and_then(|class: &Bound<'_, PyAny>| class.call1(why));
     made.map_or_else(|error| error, PyErr::from_value)
 }
 

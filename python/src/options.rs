@@ -79,7 +79,9 @@ pub fn path_policy(paths: &Bound<'_, PyAny>) -> PyResult<PathPolicy> {
         Ok(names) => names.to_string(),
         Err(_) => {
             let names: Vec<String> = paths.extract().map_err(|_| {
-                PyTypeError::new_err("paths: give the name of a path, or a list of names: \"rdma\", \"gpu-copy\", ...")
+                PyTypeError::new_err(
+                    "paths: give the name of a path, or a list of names: \"rdma\", \"gpu-copy\", ...",
+                )
             })?;
             names.join(",")
         }
@@ -117,7 +119,10 @@ pub fn bytes_like(object: &Bound<'_, PyAny>, what: &str) -> PyResult<Vec<u8>> {
     }
     let array = Array::of(object)?.filter(|array| array.place == Place::Host);
     let array = array.ok_or_else(|| {
-        PyTypeError::new_err(format!("{what}: {} has no bytes on the host; give bytes, or a buffer", type_name(object)))
+        PyTypeError::new_err(format!(
+            "{what}: {} has no bytes on the host; give bytes, or a buffer",
+            type_name(object)
+        ))
     })?;
     Ok(array.bytes().to_vec())
 }

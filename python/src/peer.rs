@@ -1,7 +1,9 @@
 //! A connected peer: transfers to it and from it, and what is known of it.
 
-use multirail::{Descriptor, Explanation as CoreExplanation, Peer as CorePeer, PreparedTransfer as CorePrepared};
 use multirail::RemoteCatalogue as CoreRemoteCatalogue;
+use multirail::{
+    Descriptor, Explanation as CoreExplanation, Peer as CorePeer, PreparedTransfer as CorePrepared,
+};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
@@ -504,7 +506,8 @@ impl Peer {
     ) -> PyResult<Explanation> {
         let range = src.get().range(src_offset, length)?;
         let options = write_options(imm, None, None, paths, false, false)?;
-        let explained = self.get()?.explain_write(src.get().get()?, range, dst.get().get()?, dst_offset, &options);
+        let explained =
+            self.get()?.explain_write(src.get().get()?, range, dst.get().get()?, dst_offset, &options);
         explained.into_python().map(Explanation)
     }
 
@@ -521,7 +524,8 @@ impl Peer {
     ) -> PyResult<Explanation> {
         let range = dst.get().range(dst_offset, length)?;
         let options = read_options(None, None, paths, false)?;
-        let explained = self.get()?.explain_read(dst.get().get()?, range, src.get().get()?, src_offset, &options);
+        let explained =
+            self.get()?.explain_read(dst.get().get()?, range, src.get().get()?, src_offset, &options);
         explained.into_python().map(Explanation)
     }
 

@@ -1,31 +1,31 @@
-//! How completions reach an event loop of asyncio: one eventfd and one queue per loop.
+//! How completions reach an event loop of asyncio: one wakeup pipe and one queue per loop.
 //!
-//! The worker that completes an operation pushes the operation's token to the queue of its loop. It writes the eventfd
-//! only if the loop has not been told since it last looked. The loop then takes all tokens in one call. No thread of the
+//! The worker that completes an operation pushes the operation's token to the queue of its loop. It wakes the pipe only
+//! if the loop has not been told since it last looked. The loop then takes all tokens in one call. No thread of the
 //! library takes the GIL.
 
-use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Wake, Waker};
 
+use crate::errors::IntoPython;
+use crate::operation::Operation;
 use crossbeam_queue::SegQueue;
+use multirail::WakeupPipe;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyWeakrefMethods, PyWeakrefReference};
-use rustix::event::{EventfdFlags, eventfd};
-
-use crate::operation::Operation;
+use pyo3::{PyTraverseError, PyVisit};
 
 /// What a loop that awaits operations has to be told.
 pub struct Completions {
     /// The tokens of operations that may be over.
     tokens: SegQueue<u32>,
-    /// Whether the eventfd was written since the loop last emptied the queue.
+    /// Whether the pipe was woken since the loop last emptied the queue.
     is_told: AtomicBool,
-    eventfd: OwnedFd,
+    pipe: WakeupPipe,
     /// The operations that the loop waits for, by token.
     waiting: Mutex<Waiting>,
     event_loop: Py<PyWeakrefReference>,
@@ -77,6 +77,16 @@ impl Completions {
         self.event_loop.bind(py).upgrade().ok_or_else(gone)
     }
 
+    /// Whether the loop is there, and was not closed.
+    pub fn is_open(&self, py: Python<'_>) -> PyResult<bool> {
+        match self.event_loop.bind(py).upgrade() {
+            Some(event_loop) => {
+                event_loop.call_method0(intern!(py, "is_closed"))?.extract::<bool>().map(|closed| !closed)
+            }
+            None => Ok(false),
+        }
+    }
+
     /// Adds an operation that the loop waits for. Returns its token, and the waker that announces it.
     pub fn add(self: &Arc<Self>, operation: Py<Operation>) -> (u32, Waker) {
         let mut waiting = self.waiting();
@@ -104,15 +114,13 @@ impl Completions {
     pub fn announce(&self, token: u32) {
         self.tokens.push(token);
         if !self.is_told.swap(true, Ordering::AcqRel) {
-            // It fails only if the counter is full, and then the loop has been told.
-            let _ = rustix::io::write(&self.eventfd, &1_u64.to_ne_bytes());
+            self.pipe.handle().wake();
         }
     }
 
     /// Must come before the queue is emptied: a token that is pushed after this call tells the loop again.
     fn reset(&self) {
-        let mut count = [0; 8];
-        let _ = rustix::io::read(&self.eventfd, &mut count);
+        self.pipe.clear();
         self.is_told.swap(false, Ordering::AcqRel);
     }
 
@@ -128,32 +136,31 @@ pub struct Reactor(Arc<Completions>);
 impl Reactor {
     /// The completions of a loop. The loop gets its reactor at its first await.
     fn of_loop(py: Python<'_>, event_loop: &Bound<'_, PyAny>) -> PyResult<Arc<Completions>> {
-        static KNOWN: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-        let make = || PyResult::Ok(py.import("weakref")?.getattr("WeakKeyDictionary")?.call0()?.unbind());
-        let known = KNOWN.get_or_try_init(py, make)?.bind(py);
-        let found = known.call_method1("get", (event_loop,))?;
-        if let Ok(found) = found.cast::<Self>() {
+        // Kept by the loop itself: a dictionary would keep the operations, their tasks, and so the loop.
+        let name = intern!(py, "_multirail_reactor");
+        if let Some(found) = event_loop.getattr_opt(name)?
+            && let Ok(found) = found.cast::<Self>()
+        {
             return Ok(Arc::clone(&found.get().0));
         }
-        let eventfd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let completions = Arc::new(Completions {
             tokens: SegQueue::new(),
             is_told: AtomicBool::new(false),
-            eventfd: eventfd.map_err(std::io::Error::from)?,
+            pipe: WakeupPipe::new().into_python()?,
             waiting: Mutex::default(),
             event_loop: PyWeakrefReference::new(event_loop)?.unbind(),
         });
         let reactor = Bound::new(py, Self(Arc::clone(&completions)))?;
-        let number = completions.eventfd.as_raw_fd();
+        let number = completions.pipe.raw_fd();
         event_loop.call_method1("add_reader", (number, reactor.getattr("drain")?))?;
-        known.set_item(event_loop, &reactor)?;
+        event_loop.setattr(name, &reactor)?;
         Ok(completions)
     }
 }
 
 #[pymethods]
 impl Reactor {
-    /// Resolves all operations that were announced. The loop calls it when the eventfd is readable.
+    /// Resolves all operations that were announced. The loop calls it when the pipe is readable.
     fn drain(&self, py: Python<'_>) -> PyResult<()> {
         self.0.reset();
         let call_soon = self.0.event_loop(py)?.getattr(intern!(py, "call_soon"))?;
@@ -168,6 +175,17 @@ impl Reactor {
             }
         }
         Ok(())
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        // While another thread holds the lock, nothing is known: then the collector keeps the object.
+        let Ok(waiting) = self.0.waiting.try_lock() else { return Ok(()) };
+        waiting.operations.iter().try_for_each(|operation| visit.call(operation))
+    }
+
+    fn __clear__(&self) {
+        let waiting = std::mem::take(&mut *self.0.waiting());
+        drop(waiting);
     }
 }
 

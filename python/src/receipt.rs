@@ -108,7 +108,8 @@ impl Receipt {
     }
 
     fn __repr__(&self) -> String {
-        let rail = |rail: &multirail::RailReceipt| format!("{}: {} bytes by {}", rail.device, rail.bytes, rail.path);
+        let rail =
+            |rail: &multirail::RailReceipt| format!("{}: {} bytes by {}", rail.device, rail.bytes, rail.path);
         let rails: Vec<_> = self.0.rails.iter().map(rail).collect();
         format!("<Receipt {} bytes in {:?}; {}>", self.0.bytes, self.0.transfer, rails.join(", "))
     }

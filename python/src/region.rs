@@ -53,7 +53,8 @@ impl Region {
             None => self.get()?.len().saturating_sub(offset),
         };
         let end = offset.checked_add(length);
-        Ok(offset..end.ok_or_else(|| PyValueError::new_err("offset + length is larger than the address space"))?)
+        Ok(offset
+            ..end.ok_or_else(|| PyValueError::new_err("offset + length is larger than the address space"))?)
     }
 
     fn host_address(&self) -> PyResult<usize> {
@@ -254,7 +255,8 @@ pub struct Catalogue(pub ForkSafe<CoreCatalogue>);
 impl Catalogue {
     #[new]
     fn new(regions: Vec<Bound<'_, Region>>) -> PyResult<Self> {
-        let regions: Vec<_> = regions.iter().map(|region| region.get().get().cloned()).collect::<PyResult<_>>()?;
+        let regions: Vec<_> =
+            regions.iter().map(|region| region.get().get().cloned()).collect::<PyResult<_>>()?;
         Ok(Self(ForkSafe::new(CoreCatalogue::new(regions).into_python()?)))
     }
 
@@ -293,7 +295,9 @@ pub fn memory_of(
         }
     };
     if len == 0 {
-        return Err(PyValueError::new_err("there are no bytes to register: the array is empty, or the length is 0"));
+        return Err(PyValueError::new_err(
+            "there are no bytes to register: the array is empty, or the length is 0",
+        ));
     }
     let owner: Arc<dyn Any + Send + Sync> = Arc::new(Owner(kept));
     // SAFETY: the object that the user gave keeps the bytes; without an owner, the user promises to keep them.
@@ -326,7 +330,9 @@ fn device_of(kind: MemoryKind) -> Option<u32> {
 
 fn of_tuple(tuple: &Bound<'_, PyTuple>) -> PyResult<(usize, usize, bool)> {
     let wrong = || {
-        PyTypeError::new_err("a tuple must be (address, length) or (address, length, device), the device \"cpu\" or \"cuda:N\"")
+        PyTypeError::new_err(
+            "a tuple must be (address, length) or (address, length, device), the device \"cpu\" or \"cuda:N\"",
+        )
     };
     let (address, len, device) = match tuple.len() {
         2 => (tuple.get_item(0)?, tuple.get_item(1)?, None),
@@ -337,9 +343,9 @@ fn of_tuple(tuple: &Bound<'_, PyTuple>) -> PyResult<(usize, usize, bool)> {
         None => false,
         Some(device) => cuda_number(&device.str()?.to_string())?.is_some(),
     };
-    let address = crate::indices::one::<usize>(&address, "address")?;
-    let len = crate::indices::one::<usize>(&len, "length")?;
-    Ok((address, len, is_cuda))
+    let address = crate::indices::one::<u64>(&address, "address")?;
+    let len = crate::indices::one::<u64>(&len, "length")?;
+    Ok((address as usize, len as usize, is_cuda))
 }
 
 /// The number of the GPU in "cuda:N"; `None` for "cpu".
@@ -349,7 +355,8 @@ pub fn cuda_number(device: &str) -> PyResult<Option<u32>> {
         "cuda" => Some(0),
         other => other.strip_prefix("cuda:").and_then(|number| number.parse().ok()),
     };
-    let unknown = || PyValueError::new_err(format!("device: {device:?} is unknown; use \"cpu\" or \"cuda:N\""));
+    let unknown =
+        || PyValueError::new_err(format!("device: {device:?} is unknown; use \"cpu\" or \"cuda:N\""));
     number.map(Some).ok_or_else(unknown)
 }
 

@@ -99,7 +99,9 @@ impl Pages {
             return false;
         }
         let pairs = self.indices.windows(2).zip(other.indices.windows(2));
-        pairs.filter(|(mine, other)| is_neighbour(mine) && is_neighbour(other)).count() >= enough
+        let both =
+            |mine: &[u32], other: &[u32]| is_neighbour(mine[0], mine[1]) && is_neighbour(other[0], other[1]);
+        pairs.filter(|(mine, other)| both(mine, other)).count() >= enough
     }
 
     /// The layout of pages of `page` bytes.
@@ -109,14 +111,16 @@ impl Pages {
 }
 
 /// Whether the second index is one more than the first.
-fn is_neighbour(pair: &[u32]) -> bool {
-    pair[0].wrapping_add(1) == pair[1] && pair[1] != 0
+fn is_neighbour(one: u32, next: u32) -> bool {
+    (one.wrapping_add(1) == next) & (next != 0)
 }
 
 impl From<Arc<[u32]>> for Pages {
     fn from(indices: Arc<[u32]>) -> Self {
         let max_index = indices.iter().copied().max().unwrap_or(0);
-        let neighbours = indices.windows(2).filter(|pair| is_neighbour(pair)).count();
+        // Without a branch, so that the compiler compares many at a time.
+        let pairs = indices.iter().zip(indices.get(1..).unwrap_or_default());
+        let neighbours = pairs.map(|(one, next)| usize::from(is_neighbour(*one, *next))).sum();
         Self { indices, max_index, neighbours, stride: None, offset: 0 }
     }
 }

@@ -155,6 +155,7 @@ impl Peer {
     pub fn region(&self, name: &str) -> impl Future<Output = Result<RemoteRegion>> + Send + 'static {
         let (peer, name) = (self.clone(), name.to_owned());
         async move {
+            peer.0.check_alive()?;
             let bytes = match peer.in_process_peer() {
                 Some(other) => other.published_here(&name)?,
                 // The close reason says more than the lookup's own error, which is that the session is over.

@@ -252,7 +252,7 @@ impl LoopbackEndpoint {
         }
     }
 
-    /// Fails the requests to a peer, and adds its last imms and then `PeerGone` to the events.
+    /// Fails the requests to a peer, and adds what has arrived from it and then `PeerGone` to the events.
     fn end_peer(&mut self, slot: PeerSlot) {
         if let Some(model) = &mut self.model {
             model.abort(slot, |id| self.completions.request(id, Err(status(ErrorKind::PeerDied))));
@@ -261,7 +261,8 @@ impl LoopbackEndpoint {
         self.gpus.stop(slot, ErrorKind::PeerDied, &mut self.completions);
         if let Some(Some(peer)) = self.peers.get_mut(slot.0 as usize) {
             peer.outbound = None;
-            peer.remaining_imms().for_each(|event| self.completions.event(event));
+            let push = |event| self.completions.event(event);
+            peer.remaining_arrivals(&mut self.receives, &self.state.regions, push);
         }
         self.completions.event(Event::PeerGone { peer: slot });
     }

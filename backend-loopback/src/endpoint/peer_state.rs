@@ -87,31 +87,12 @@ impl PeerState {
             let Some(imm) = self.receiver.next_imm(layout) else { break };
             let _ = into.push(Event::Imm { peer: self.slot, imm });
         }
-        while into.spare() > 0 {
-            let Some(message) = self.receiver.next_message() else { break };
-            let Some(receive) = receives.pop_front() else { break };
-            let fits = message.len as u64 <= receive.len;
-            let len = if fits { message.len } else { 0 };
-            let mut taken = if fits { Ok(()) } else { Err(ErrorKind::TooLarge) };
-            if receive.lkey & DEVICE_MEMORY != 0 {
-                let mut bytes = vec![0; len];
-                // SAFETY: `bytes` has `len` bytes, and is this function's.
-                unsafe { self.receiver.take_message(layout, bytes.as_mut_ptr(), len) };
-                taken = taken.and_then(|()| gpu::store_message(regions, &receive, &bytes));
-            } else {
-                // SAFETY: the receive is posted and not ended: this endpoint may write its span, by the contract of
-                // `post_recv`.
-                unsafe { self.receiver.take_message(layout, receive.local, len) };
-            }
-            let _ = into.push(match taken {
-                Ok(()) => {
-                    let (id, len, imm) = (receive.id, message.len as u64, message.imm);
-                    Event::Received { id, peer: self.slot, len, imm }
-                }
-                Err(kind) => Event::ReceiveFailed { id: receive.id, status: status(kind) },
-            });
+        while into.spare() > 0
+            && let Some(event) = self.next_message(receives, regions)
+        {
+            let _ = into.push(event);
         }
-        if self.receiver.has_made_room(layout) {
+        if self.receiver.has_made_room(self.inbound.layout()) {
             self.outbound.iter().for_each(|outbound| outbound.wake());
         }
         if self.receiver.is_broken() {
@@ -141,11 +122,49 @@ impl PeerState {
         }
     }
 
-    /// The imms that arrived before the connection ended.
-    pub(super) fn remaining_imms(&mut self) -> impl Iterator<Item = Event> {
-        let next =
-            || Some(Event::Imm { peer: self.slot, imm: self.receiver.next_imm(self.inbound.layout())? });
-        std::iter::from_fn(next).take(RING_ENTRIES)
+    /// Takes the next message into the next posted receive. `None` if there is no message, or no receive.
+    fn next_message(&mut self, receives: &mut VecDeque<ReceiveRequest>, regions: &Regions) -> Option<Event> {
+        let message = self.receiver.next_message()?;
+        let receive = receives.pop_front()?;
+        let layout = self.inbound.layout();
+        let fits = message.len as u64 <= receive.len;
+        let len = if fits { message.len } else { 0 };
+        let mut taken = if fits { Ok(()) } else { Err(ErrorKind::TooLarge) };
+        if receive.lkey & DEVICE_MEMORY != 0 {
+            let mut bytes = vec![0; len];
+            // SAFETY: `bytes` has `len` bytes, and is this function's.
+            unsafe { self.receiver.take_message(layout, bytes.as_mut_ptr(), len) };
+            taken = taken.and_then(|()| gpu::store_message(regions, &receive, &bytes));
+        } else {
+            // SAFETY: the receive is posted and not ended: this endpoint may write its span, by the contract of
+            // `post_recv`.
+            unsafe { self.receiver.take_message(layout, receive.local, len) };
+        }
+        Some(match taken {
+            Ok(()) => {
+                let (id, len, imm) = (receive.id, message.len as u64, message.imm);
+                Event::Received { id, peer: self.slot, len, imm }
+            }
+            Err(kind) => Event::ReceiveFailed { id: receive.id, status: status(kind) },
+        })
+    }
+
+    /// The imms that arrived before the connection ended, and the messages for which receives are posted: their writes
+    /// and sends have succeeded.
+    pub(super) fn remaining_arrivals(
+        &mut self,
+        receives: &mut VecDeque<ReceiveRequest>,
+        regions: &Regions,
+        mut push: impl FnMut(Event),
+    ) {
+        for _ in 0..RING_ENTRIES {
+            let Some(imm) = self.receiver.next_imm(self.inbound.layout()) else { break };
+            push(Event::Imm { peer: self.slot, imm });
+        }
+        for _ in 0..RING_ENTRIES {
+            let Some(event) = self.next_message(receives, regions) else { break };
+            push(event);
+        }
     }
 
     /// Asks the peer for a wakeup at its next entry, and when a full message ring has room again. Returns false if

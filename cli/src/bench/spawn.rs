@@ -5,8 +5,8 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use crate::{Common, program};
 use crate::failure::{CommandFailure, CommandResult};
+use crate::{Common, program};
 
 /// How long the server may take to print its address.
 const START: Duration = Duration::from_secs(20);

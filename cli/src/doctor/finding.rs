@@ -1,6 +1,5 @@
 //! The finding of a check: its level, its cost, and its fix.
 
-
 use serde::Serialize;
 
 use super::host::Unreadable;

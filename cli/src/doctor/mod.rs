@@ -13,7 +13,6 @@ mod pages;
 mod pci;
 mod peer;
 
-
 use multirail::{BackendChoice, Registry};
 
 use super::failure::{CommandFailure, CommandResult};

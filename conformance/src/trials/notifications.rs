@@ -26,6 +26,7 @@ pub(super) const TRIALS: &[Trial] = &[
     Trial::new("notifications::that_nobody_takes", nobody_takes).on(ALL_PATHS).needs(SEND),
     Trial::new("notifications::of_what_has_failed", of_failed).on(ALL_PATHS).needs(ALL),
     Trial::new("notifications::after_some_that_failed", after_failed).on(ALL_PATHS).needs(SEND),
+    Trial::new("notifications::of_a_peer_that_ends", of_a_peer_that_ends).on(ALL_PATHS).needs(SEND),
     Trial::new("notifications::where_not_opened", not_opened).needs(ALL),
     Trial::new("notifications::between_processes", between_processes).needs(ALL).process(),
 ];
@@ -297,6 +298,27 @@ fn after_failed(context: &TrialContext) -> TestResult {
     pair.sim.done(last)?;
     // What tells of failures has arrived, too, and is not shown.
     pair.sim.until("the end", || notifications.try_next().is_none() && pair.sim.outstanding() == 0)
+}
+
+/// A notification whose operation has succeeded arrives, also if its sender ends before the receiver has looked.
+fn of_a_peer_that_ends(context: &TrialContext) -> TestResult {
+    let pair = pair(context)?;
+    let short = pair.to_b.notify(&notification(40, 1))?;
+    let long = pair.to_b.notify(&notification(5000, 2))?;
+    // Without a step where the calling thread can send, so that nobody has looked.
+    for (op, name) in [(short, "the short one"), (long, "the long one")] {
+        pair.sim.output(name, op)??;
+    }
+    let mut last = pair.to_b.notify(&notification(40, 3))?;
+    let at_once = last.try_result().transpose()?.is_some();
+    if !at_once {
+        pair.sim.output("the last one", last)??;
+    }
+    pair.a.close();
+    for (len, seed) in [(40, 1), (5000, 2), (40, 3)] {
+        ensure(next(&pair, &pair.b)?.bytes == notification(len, seed), format!("notification {seed}"))?;
+    }
+    none_is_left(&pair, &pair.b)
 }
 
 fn not_opened(context: &TrialContext) -> TestResult {

@@ -156,7 +156,7 @@ impl FabricBuilder {
     }
 
     /// Opens the fabric with notifications ([`Peer::notify`](crate::Peer::notify)), and with so many bytes of memory for
-    /// them: for those that this side sends, and once more for each transport, for those that arrive. At least 4 MiB; a
+    /// them: for those that this side sends, and once more for each transport, for those that arrive. 4 MiB to 16 GiB; a
     /// notification takes 4 KiB per 4,072 bytes, and one peer at most half of the memory. Default: no notifications.
     ///
     /// Each transport opens its first device once more, with an endpoint of its own, so that notifications take nothing
@@ -405,9 +405,9 @@ impl FabricBuilder {
             ));
         }
         if let Some(memory) = self.notification_memory {
-            if memory < notifications::MIN_MEMORY {
-                let least = notifications::MIN_MEMORY;
-                return refuse(format!("{memory} bytes for notifications; give them at least {least}"));
+            let (least, most) = (notifications::MIN_MEMORY, notifications::MAX_MEMORY);
+            if !(least..=most).contains(&memory) {
+                return refuse(format!("{memory} bytes for notifications; {least} to {most} are allowed"));
             }
             let most = 64 - COMPANION_SUFFIX.len();
             let is_refused = |label: &&&str| label.len() > most || label.ends_with(COMPANION_SUFFIX);

@@ -167,10 +167,14 @@ impl Fabric {
     /// Publishes a region: peers find it by `name` until [`Fabric::unpublish`].
     ///
     /// # Errors
-    /// `InvalidRequest` for a name that is empty or longer than 255 bytes.
+    /// `InvalidRequest` for a name that is empty or longer than 255 bytes, and for a region of another fabric.
     pub fn publish(&self, name: &str, region: &Region) -> Result<()> {
         if name.is_empty() || name.len() > control::MAX_NAME {
             let why = format!("a name of {} bytes; 1 to {} are allowed", name.len(), control::MAX_NAME);
+            return Err(Error::new(ErrorKind::InvalidRequest, "publish", why));
+        }
+        if region.0.fabric_id != self.0.id {
+            let why = "the region belongs to another fabric; publish it there";
             return Err(Error::new(ErrorKind::InvalidRequest, "publish", why));
         }
         lock(&self.0.published).insert(name.into(), region.clone());

@@ -20,7 +20,7 @@ pub(super) struct Assembly {
 }
 
 impl Assembly {
-    /// For a peer that is gone already, and of which this is the first message: what came before it was taken, or lost.
+    /// For a peer that is gone, and whose assembly was dropped: what came before this message was taken, or lost.
     pub fn from_message(header: Header) -> Self {
         Self { next: header.number, ..Self::default() }
     }

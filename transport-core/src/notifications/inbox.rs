@@ -43,7 +43,12 @@ struct InboxState {
     complete: VecDeque<Notification>,
     /// The incomplete notifications of each peer.
     assemblies: HashMap<PeerId, Assembly>,
+    /// Peers that are gone, and whose assemblies were dropped: the latest last, at most [`MAX_DEPARTED`].
+    departed: VecDeque<PeerId>,
 }
+
+/// So many peers that are gone are remembered. Messages of a peer come soon after its end, or not at all.
+const MAX_DEPARTED: usize = 1024;
 
 impl NotificationInbox {
     /// Posts the buffers of each companion. Its region is registered there.
@@ -107,7 +112,7 @@ impl NotificationInbox {
                 Poll::Ready(Ok(message)) => {
                     let peer = message.peer();
                     if let Err(why) = state.add(fabric, &message) {
-                        state.assemblies.remove(&peer);
+                        state.forget(peer);
                         // Without the lock, because wakers run the user's code.
                         drop(state);
                         fabric.fail_peer(peer, Error::new(ErrorKind::Protocol, "notify", why));
@@ -118,7 +123,9 @@ impl NotificationInbox {
                 Poll::Pending => {
                     // Peers that are gone complete nothing any more.
                     if state.assemblies.len() > fabric.peer_count() {
-                        state.assemblies.retain(|peer, _| fabric.has_peer(*peer));
+                        let gone: Vec<_> =
+                            state.assemblies.keys().copied().filter(|peer| !fabric.has_peer(*peer)).collect();
+                        gone.into_iter().for_each(|peer| state.forget(peer));
                     }
                     return Poll::Pending;
                 }
@@ -143,12 +150,22 @@ impl InboxState {
         let mut payload = vec![0; message.len() - Header::LEN];
         message.copy_out_from(Header::LEN, &mut payload);
         let peer = message.peer();
-        let new = || match fabric.has_peer(peer) {
-            true => Assembly::default(),
-            false => Assembly::from_message(header),
+        // The last messages of a peer arrive after its end, also all of them.
+        let departed = &self.departed;
+        let new = || match !fabric.has_peer(peer) && departed.contains(&peer) {
+            true => Assembly::from_message(header),
+            false => Assembly::default(),
         };
         let complete = &mut self.complete;
         let deliver = |bytes| complete.push_back(Notification { peer, bytes });
         self.assemblies.entry(peer).or_insert_with(new).add(header, payload, deliver)
+    }
+    /// Drops the incomplete notifications of a peer that is gone.
+    fn forget(&mut self, peer: PeerId) {
+        self.assemblies.remove(&peer);
+        if self.departed.len() == MAX_DEPARTED {
+            self.departed.pop_front();
+        }
+        self.departed.push_back(peer);
     }
 }

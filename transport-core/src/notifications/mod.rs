@@ -40,6 +40,9 @@ pub(crate) const MAX_LEN: usize = 1 << 20;
 /// may take half of it.
 pub(crate) const MIN_MEMORY: usize = 4 << 20;
 
+/// The most memory for notifications. All of it is in use from the beginning, so more is a mistake.
+pub(crate) const MAX_MEMORY: usize = 16 << 30;
+
 /// Bytes that a peer has delivered by [`Peer::notify`](crate::Peer::notify), or with a transfer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
