@@ -1,5 +1,6 @@
 """What the side-by-side measurements share: pairs of processes that take turns, packages from PyPI, tables."""
 
+import contextlib
 import importlib.metadata
 import json
 import os
@@ -23,7 +24,8 @@ class Pair:
 
     def __init__(self, name, command, environment):
         self.name, self.rounds, self.lines = name, {}, queue.Queue()
-        # The child stays in this terminal session: if this program is killed, Linux ends the stopped processes of the group.
+        # The child stays in this terminal session: if this program is killed, Linux ends the stopped processes of
+        # the group.
         settings = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "process_group": 0}
         self.process = subprocess.Popen(command, text=True, env=environment, **settings)
         threading.Thread(target=self._read, daemon=True).start()
@@ -45,10 +47,8 @@ class Pair:
         return answer
 
     def _signal(self, number):
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, number)
-        except ProcessLookupError:
-            pass
 
     def await_ready(self):
         self._next()
@@ -124,7 +124,7 @@ def table(rows):
     cells = [header] + [[text(row[key]) for key in header] for row in rows]
     widths = [max(len(line[column]) for line in cells) for column in range(len(header))]
     for number, line in enumerate(cells):
-        print("| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths)) + " |")
+        print("| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) + " |")
         if number == 0:
             print("|" + "|".join("-" * (width + 2) for width in widths) + "|")
 

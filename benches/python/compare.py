@@ -5,8 +5,8 @@
     benches/python/compare.py --wheel FILE
 
 Three pairs of processes take turns: the library from Rust, the module, and NIXL over UCX. While one pair measures, the
-others are stopped. The table has the medians of the rounds, and the bounds that the project has set itself. The wheel and
-NIXL are installed into a virtual environment under target/.
+others are stopped. The table has the medians of the rounds, and the bounds that the project has set itself. The wheel
+and NIXL are installed into a virtual environment under target/.
 """
 
 import argparse
@@ -103,7 +103,8 @@ def compare(given):
     table(found)
     if given.json:
         all_rounds = {pair.name: pair.rounds for pair in pairs}
-        given.json.write_text(json.dumps({"described": described, "found": found, "rounds": all_rounds}, indent=1) + "\n")
+        results = {"described": described, "found": found, "rounds": all_rounds}
+        given.json.write_text(json.dumps(results, indent=1) + "\n")
 
 
 def main():

@@ -62,8 +62,8 @@ class Nixl:
         try:
             from nixl._api import nixl_agent, nixl_agent_config
         except ImportError:
-            # The package nixl chooses by CUDA's version; the one for CUDA 12 also runs on later drivers.
-            from nixl_cu12._api import nixl_agent, nixl_agent_config
+            # What the package nixl chooses where CUDA is 13.
+            from nixl_cu13._api import nixl_agent, nixl_agent_config
 
         # So many pages that a round takes seconds, not minutes.
         self.bytes = pages * ours.page
@@ -132,7 +132,7 @@ def main():
     ours.check()
     for name, rounds in found.items():
         if rounds:
-            print(f"{name:8} {statistics.median(rounds):8.1f} GB/s, pages of {given.page} bytes, every page compared")
+            print(f"{name:8} {statistics.median(rounds):8.1f} GB/s, pages of {given.page} bytes")
     ratio = statistics.median(a / b for a, b in zip(found["module"], found["command"], strict=True))
     print(f"module / command: {ratio:.3f} (bound: at least {BOUND})")
 

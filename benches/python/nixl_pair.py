@@ -1,4 +1,4 @@
-"""What a write of 4 KiB costs by NIXL's Python over UCX: an initiator that measures, and a target in a process of its own.
+"""What a write of 4 KiB costs by NIXL's Python over UCX: an initiator that measures, and a target process.
 
     python3 nixl_pair.py
 
@@ -46,7 +46,8 @@ def write(agent, handle):
 
 
 def initiator():
-    started = subprocess.Popen([sys.executable, __file__, "target"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    command, pipe = [sys.executable, __file__, "target"], subprocess.PIPE
+    started = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
     line = next(line for line in started.stdout if line.startswith("{"))
     told = json.loads(line)
     agent, memory = opened("initiator")

@@ -82,7 +82,7 @@ def round_of_calls(peer, region, remote, loopback):
 
 
 async def awaits(short):
-    """The median time of an operation that is awaited, and of a hop of the loop: `call_soon`, and the task that wakes."""
+    """The median time of an awaited operation, and of a hop of the loop: `call_soon`, and the task that wakes."""
     clock, measured, hops = time.perf_counter_ns, [], []
     loop = asyncio.get_running_loop()
     for _ in range(WRITES // 10):
@@ -99,8 +99,8 @@ async def awaits(short):
 
 
 async def rates(loopback):
-    """Awaits per second of 10,000 tasks: of operations, which one arrival resolves, and of futures of asyncio, which one
-    call resolves."""
+    """Awaits per second of 10,000 tasks: of operations, which one arrival resolves, and of futures, which one call
+    resolves."""
     loop = asyncio.get_running_loop()
     there, here = loopback
 
@@ -119,7 +119,8 @@ async def rates(loopback):
     measured = []
     for _ in range(5):
         counter = here.imm(1)
-        operations = await until_all([counter.expect() for _ in range(AWAITS)], lambda: there.write_imm(1).wait(LIMIT_S))
+        expected = [counter.expect() for _ in range(AWAITS)]
+        operations = await until_all(expected, lambda: there.write_imm(1).wait(LIMIT_S))
         counter.try_take()
         futures = [loop.create_future() for _ in range(AWAITS)]
         bare = await until_all(futures, lambda futures=futures: [future.set_result(None) for future in futures])
@@ -128,7 +129,8 @@ async def rates(loopback):
 
 
 def initiator():
-    started = subprocess.Popen([sys.executable, __file__, "target"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    command, pipe = [sys.executable, __file__, "target"], subprocess.PIPE
+    started = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
     fabric, region = opened()
     peer = fabric.connect(started.stdout.readline().strip()).wait(LIMIT_S)
     remote = peer.region("region").wait(LIMIT_S)

@@ -53,6 +53,13 @@ def run_target() -> None:
                 answer = engine.unregister_memory(memory.ctypes.data)
             case ["restore"]:
                 answer = engine.register_memory(memory.ctypes.data, memory.nbytes)
+            case ["reset"]:
+                # Whatever a test has registered or not: afterwards all is as at the start.
+                engine.get_notifies()
+                for array in (memory, later):
+                    engine.unregister_memory(array.ctypes.data)
+                memory[:] = 0
+                answer = engine.register_memory(memory.ctypes.data, memory.nbytes)
             case ["notifies"]:
                 arrived = engine.get_notifies()
                 answer = sum(1 for notify in arrived if (notify.name, notify.msg) == ("layer", "three"))
@@ -88,11 +95,22 @@ class Target:
         self.process.wait()
 
 
+@pytest.fixture(scope="module")
+def targets() -> Iterator[list[Target]]:
+    """The target that lives, if one does: to start one takes as long as all that a test does."""
+    kept: list[Target] = []
+    yield kept
+    for target in kept:
+        target.kill()
+
+
 @pytest.fixture
-def target() -> Iterator[Target]:
-    target = Target()
+def target(targets: list[Target]) -> Iterator[Target]:
+    target = targets.pop() if targets else Target()
     yield target
-    target.kill()
+    if target.process.poll() is None:
+        assert target.ask("reset") == 0
+        targets.append(target)
 
 
 @pytest.fixture

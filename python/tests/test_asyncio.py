@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import gc
-import subprocess
 import sys
 import threading
 import weakref
@@ -13,9 +12,9 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 import pytest
-from conftest import LIMIT, Pair, check_clean, connected, open_files, pattern, run_python
 
 import multirail
+from conftest import LIMIT, Pair, connected, open_files, pattern, run_python
 
 BIG = 128 << 20
 
@@ -234,7 +233,6 @@ GATHER = """
         ("first.cancel(); ab.write_imm(2).detach()", True, "['CancelledError', 'NoneType']"),
     ],
 )
-@pytest.mark.xfail(strict=True, reason="gather asks a cancelled future for _make_cancelled_error and _cancel_message")
 def test_gather_and_cancelled_operations(cancel: str, return_exceptions: bool, output: str) -> None:
     done = run_python(GATHER.replace("RETURN", str(return_exceptions)).replace("CANCEL", cancel))
     assert (done.returncode, done.stderr, done.stdout.strip()) == (0, "", output)
@@ -354,45 +352,47 @@ def test_loops_in_several_threads(pair: Pair) -> None:
     assert not failures and not any(thread.is_alive() for thread in threads)
 
 
-def test_an_operation_of_another_loop_is_refused(pair: Pair) -> None:
-    operation = pair.ba.imm(1).expect(1)
+def test_an_operation_of_another_loop_that_runs_is_refused(pair: Pair) -> None:
+    async def bind(operation: multirail.Operation[None]) -> asyncio.AbstractEventLoop:
+        return operation.get_loop()
 
-    async def bind() -> asyncio.AbstractEventLoop:
-        assert operation.get_loop() is asyncio.get_running_loop()
-        return asyncio.get_running_loop()
-
-    async def other() -> None:
+    async def refused(operation: multirail.Operation[None]) -> None:
         with pytest.raises(RuntimeError, match="loop"):
             await operation
 
-    loop = run(bind())
-    run(other())
-    assert loop.is_closed()
-    pair.ab.write_imm(1).detach()
-    assert operation.wait(LIMIT) is None
+    operation = pair.ba.imm(1).expect(1)
+    loop = asyncio.new_event_loop()
+    try:
+        assert loop.run_until_complete(bind(operation)) is loop
+        run(refused(operation))
+        pair.ab.write_imm(1).detach()
+        assert loop.run_until_complete(awaited(operation)) is None
+    finally:
+        loop.close()
 
 
-@pytest.mark.xfail(strict=True, raises=subprocess.TimeoutExpired, reason="the task never goes on")
-def test_an_operation_of_a_loop_that_is_gone_is_refused_or_served() -> None:
-    program = """
-        import asyncio, gc, multirail
-        a, b = multirail.Fabric("loopback"), multirail.Fabric("loopback")
-        ab, ba = a.connect_local(b)
-        operation = ba.imm(1).expect(1)
-        async def first():
-            operation.get_loop()
-        async def second():
-            # Later, so that the task really waits.
-            asyncio.get_running_loop().call_later(0.2, lambda: ab.write_imm(1).detach())
-            try:
-                await operation
-            except RuntimeError:
-                pass
-        asyncio.run(first())
-        gc.collect()
-        asyncio.run(second())
-    """
-    check_clean(run_python(program, limit=5))
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_an_operation_of_a_closed_loop_goes_on_in_the_next(pair: Pair, is_kept: bool) -> None:
+    operation = pair.ba.imm(1).expect(1)
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    async def first() -> None:
+        loop = operation.get_loop()
+        assert loop is asyncio.get_running_loop()
+        if is_kept:
+            loops.append(loop)
+
+    async def second() -> None:
+        task = asyncio.create_task(awaited(operation))
+        # The task waits already when the imm comes.
+        await asyncio.sleep(0)
+        pair.ab.write_imm(1).detach()
+        assert await task is None
+
+    run(first())
+    gc.collect()
+    run(second())
+    assert all(loop.is_closed() for loop in loops)
 
 
 def test_outside_of_a_loop_the_error_says_what_to_do(pair: Pair) -> None:
@@ -465,9 +465,6 @@ def abandoned_loop(pair: Pair) -> weakref.ref[asyncio.AbstractEventLoop]:
     return weakref.ref(loop)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="an operation that is awaited for ever keeps its loop: Operation is no part of gc"
-)
 def test_a_loop_that_is_closed_with_operations_under_way_is_freed(pair: Pair) -> None:
     loops = [abandoned_loop(pair) for _ in range(20)]
     gc.collect()

@@ -102,14 +102,12 @@ def test_after_close_all_calls_raise_closed(pair: Pair) -> None:
     assert src.read_bytes() == dst.read_bytes()
 
 
-@pytest.mark.xfail(strict=True, reason="a peer of this process is asked although the fabric is closed: NotFound")
 def test_after_close_names_are_not_looked_up(pair: Pair) -> None:
     pair.a.close()
     with pytest.raises(multirail.Closed):
         pair.ab.region("x").wait(LIMIT)
 
 
-@pytest.mark.xfail(strict=True, reason="the warning of the dropped operation replaces the exception: SystemError")
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_a_wait_on_an_operation_without_a_name_raises_its_own_error(pair: Pair) -> None:
     with pytest.raises(multirail.DeadlineExceeded):

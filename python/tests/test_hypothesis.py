@@ -71,9 +71,10 @@ scalars = st.one_of(
     texts,
     st.sampled_from([None, True, False, b"", b"bytes", b"\0" * 300, 1j, ..., int, object(), print]),
 )
+DTYPES = "? i1 u1 i2 >u2 i4 u4 >i4 i8 u8 f2 f4 f8 c8 S3 U2 V5 M8[s]"
 arrays = st.builds(
     lambda kind, shape, view: view(np.zeros(shape, kind)),
-    st.sampled_from(["?", "i1", "u1", "i2", ">u2", "i4", "u4", ">i4", "i8", "u8", "f2", "f4", "f8", "c8", "S3", "U2", "V5", "M8[s]"]),
+    st.sampled_from(DTYPES.split()),
     st.sampled_from([(), (0,), (1,), (3,), (0, 3), (2, 2), (1, 1, 1), (4, 1)]),
     st.sampled_from(
         [
@@ -188,7 +189,9 @@ interfaces = st.one_of(
         ]
     ),
 )
-indices = st.builds(Index, st.one_of(integers, st.sampled_from(["text", 1.5, None, ValueError("an error of the object's own")])))
+indices = st.builds(
+    Index, st.one_of(integers, st.sampled_from(["text", 1.5, None, ValueError("an error of the object's own")]))
+)
 leaves = st.one_of(scalars, arrays, buffers, interfaces, indices)
 tuples = st.one_of(
     st.sampled_from([(), (1,), (0, 8), (0, 0), (4096, -1), (10**30, 8), (-8, 8), (2**64 - 8, 4096), (0, 8, "cpu")]),
@@ -300,18 +303,20 @@ def target() -> Iterator[Target]:
         yield Target(pair)
 
 
-NAMES = [
-    name
-    for name in ["alloc", "register", "publish", "unpublish", "publish_catalogue", "recv", "recv_any", "connect_local", "tenant", "write_bytes", "read_bytes", "import_region", "import_catalogue", "region", "catalogue", "set_paths", "write", "write_any", "read", "write_pages", "read_pages", "prepare_write_pages", "prepare_read_pages", "explain_write_pages", "explain_write", "explain_read", "write_list", "read_list", "prepare_write_list", "prepare_read_list", "write_imm", "send", "notify", "imm", "post", "append", "append_strided", "extend", "extend_remote", "of_addresses", "of_remote_addresses", "find", "number", "Catalogue", "PeerGroup", "barrier", "scatter", "scatter_any", "group_imm", "expect", "try_take", "wait"]
-]
-
-KEYWORDS = st.dictionaries(
-    st.sampled_from(
-        ["imm", "notify", "deadline", "paths", "cold", "src_stride", "dst_stride", "src_offset", "dst_offset", "imm_per_request", "access", "device", "owner", "length", "offset", "timeout", "nonsense"]
-    ),
-    anything,
-    max_size=2,
-)
+METHODS = """
+    alloc register publish unpublish publish_catalogue recv recv_any connect_local tenant write_bytes read_bytes
+    import_region import_catalogue region catalogue set_paths write write_any read write_pages read_pages
+    prepare_write_pages prepare_read_pages explain_write_pages explain_write explain_read write_list read_list
+    prepare_write_list prepare_read_list write_imm send notify imm post append append_strided extend extend_remote
+    of_addresses of_remote_addresses find number Catalogue PeerGroup barrier scatter scatter_any group_imm expect
+    try_take wait
+"""
+NAMES = METHODS.split()
+OPTIONAL = """
+    imm notify deadline paths cold src_stride dst_stride src_offset dst_offset imm_per_request access device owner length
+    offset timeout nonsense
+"""
+KEYWORDS = st.dictionaries(st.sampled_from(OPTIONAL.split()), anything, max_size=2)
 
 
 @pytest.mark.parametrize("name", NAMES)

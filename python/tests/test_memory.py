@@ -188,8 +188,8 @@ WRONG = {
     "a huge device": ((4096, 8, "cuda:99999999999"), ValueError, "device"),
     "interface at 0": (
         type("Lie", (), {"__array_interface__": {"shape": (4,), "typestr": "<u4", "data": (0, False)}})(),
-        multirail.InvalidRequest,
-        "address 0x0",
+        ValueError,
+        "at address 0",
     ),
     "interface without a shape": (
         type("Lie", (), {"__array_interface__": {"typestr": "<u4", "data": (0, False)}})(),
@@ -216,7 +216,6 @@ def test_what_cannot_be_registered(pair: Pair, name: str) -> None:
         pair.a.register(wrong)
 
 
-@pytest.mark.xfail(strict=True, reason="a buffer without dimensions counts as one that is not contiguous")
 def test_an_array_without_dimensions_is_one_element(pair: Pair) -> None:
     owner = np.zeros((), np.float64)
     region = pair.a.register(owner)
@@ -224,13 +223,12 @@ def test_an_array_without_dimensions_is_one_element(pair: Pair) -> None:
     assert owner == 1.5
 
 
-@pytest.mark.xfail(strict=True, reason="suboffsets are ignored: the pointers of the rows are registered")
 def test_a_buffer_of_pointers_is_refused(pair: Pair) -> None:
     testbuffer = pytest.importorskip("_testbuffer")
     rows = testbuffer.ndarray(
         list(range(24)), shape=[3, 8], format="B", flags=testbuffer.ND_PIL | testbuffer.ND_WRITABLE
     )
-    with pytest.raises(ValueError, match="contiguous"):
+    with pytest.raises(ValueError, match="suboffsets"):
         pair.a.register(rows)
 
 
@@ -238,7 +236,6 @@ def test_a_buffer_of_pointers_is_refused(pair: Pair) -> None:
     "use",
     ["region.write_bytes(Lie())", "ab.notify(Lie())", "ab.write_pages(region, Lie(), remote, [0] * 4, 8)"],
 )
-@pytest.mark.xfail(strict=True, reason="an array at address 0 is read")
 def test_an_array_at_address_0_is_refused(use: str) -> None:
     program = f"""
         import multirail
@@ -257,7 +254,6 @@ def test_an_array_at_address_0_is_refused(use: str) -> None:
     assert (done.returncode, done.stdout) == (0, "True\n")
 
 
-@pytest.mark.xfail(strict=True, reason="strides that are fewer than the dimensions are not compared")
 def test_strides_that_do_not_match_the_shape_are_refused(pair: Pair) -> None:
     memory = np.zeros((4, 4), np.uint8)
     lie = Interface(memory)
@@ -422,7 +418,6 @@ def test_a_region_of_another_fabric_is_refused(pair: Pair) -> None:
         pair.ba.write(dst, remote)
 
 
-@pytest.mark.xfail(strict=True, reason="publish does not look whose region it is")
 def test_a_region_of_another_fabric_cannot_be_published(pair: Pair) -> None:
     with pytest.raises(multirail.Error):
         pair.b.publish("of another", pair.a.alloc(4096))

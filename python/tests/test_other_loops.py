@@ -49,16 +49,7 @@ def test_uvloop(pair: Pair) -> None:
             loop.close()
 
 
-@pytest.mark.parametrize(
-    "backend",
-    [
-        pytest.param(
-            "asyncio",
-            marks=pytest.mark.xfail(strict=True, reason="cancel(msg) loses the message by which anyio knows its scope"),
-        ),
-        "trio",
-    ],
-)
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_anyio(pair: Pair, backend: str) -> None:
     anyio = pytest.importorskip("anyio")
     if backend == "trio":

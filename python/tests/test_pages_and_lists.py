@@ -24,6 +24,7 @@ def torch_of(numbers: list[int]) -> Any:
     return pytest.importorskip("torch").tensor(numbers)
 
 
+DTYPES = "int8 uint8 int16 uint16 int32 uint32 int64 uint64 <u4 =i8"
 KINDS: dict[str, Callable[[list[int]], Any]] = {
     "list": list,
     "tuple": tuple,
@@ -35,7 +36,7 @@ KINDS: dict[str, Callable[[list[int]], Any]] = {
     "memoryview": lambda numbers: memoryview(array.array("H", numbers)),
     "numpy numbers": lambda numbers: [np.int16(number) for number in numbers],
     "torch": torch_of,
-    **{kind: numpy_of(kind) for kind in ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "<u4", "=i8"]},
+    **{kind: numpy_of(kind) for kind in DTYPES.split()},
 }
 
 

@@ -214,8 +214,8 @@ OPEN = """
     src, dst = a.alloc(32 << 20), b.alloc(32 << 20)
     remote = ab.import_region(dst.descriptor())
     def all_kinds():
-        return [ab.write(src, remote), b.recv(dst), ba.imm(1).expect(1), b.notifications().next(), ba.imm(2).arrivals().next(),
-                ab.closed(), b.listen()]
+        return [ab.write(src, remote), b.recv(dst), ba.imm(1).expect(1), b.notifications().next(),
+                ba.imm(2).arrivals().next(), ab.closed(), b.listen()]
     async def wait_for(operation):
         await operation
 """

@@ -154,9 +154,6 @@ def test_a_fabric_closes_while_threads_use_it(pair: Pair) -> None:
     in_threads(4, work)
 
 
-@pytest.mark.xfail(
-    strict=True, raises=Exception, reason="extend takes the GIL with the list's lock, append the reverse"
-)
 def test_threads_share_a_list() -> None:
     program = """
         import threading

@@ -9,6 +9,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use serde::Serialize;
 
 use crate::copy::{self, CopyStrategy};
+use crate::engine::memory::{RegionInner, RemoteInner};
 use crate::engine::peer::{CheckedRange, Link, PairedRail};
 use crate::engine::plan::split;
 use crate::engine::{SharedState, Work};
@@ -96,7 +97,7 @@ impl Peer {
     ) -> Result<Explanation> {
         let (link, span) = self.check_write(src, range, dst, offset, options, "write")?;
         let work = options.work(cut_write(link, span, options, "write")?, src, dst);
-        let queued = why_waits(options.trigger.as_ref()).or_else(|| why_queued(link, src, dst, span));
+        let queued = why_waits(options.trigger.as_ref()).or_else(|| why_queued(link, &src.0, &dst.0, span));
         explain(&self.0, link, &work, queued)
     }
 
@@ -132,7 +133,7 @@ impl Peer {
         let (link, span) = self.check_read(dst, range, src, offset, options)?;
         let shape = cut_read(link, span)?;
         let work = Work { kind: WorkKind::Read, ..options.as_write().work(shape, dst, src) };
-        let queued = why_waits(options.trigger.as_ref()).or_else(|| why_queued(link, dst, src, span));
+        let queued = why_waits(options.trigger.as_ref()).or_else(|| why_queued(link, &dst.0, &src.0, span));
         explain(&self.0, link, &work, queued)
     }
 
@@ -225,7 +226,14 @@ impl PreparedTransfer {
                 work.imm = work.imm.filter(|_| is_first);
                 work.shared = work.imm.map(|_| Arc::new(SharedState::new(parts.len() as u32, None)));
             }
-            explain_pages(peer, peer.first_link_of(part.transport), &work)
+            let link = peer.first_link_of(part.transport);
+            match (self.only(), work.locals().next(), work.remotes().next()) {
+                (Some(range), Some(local), Some(remote)) => {
+                    let queued = why_queued(link, local, remote, range);
+                    explain(peer, link, &work, queued)
+                }
+                _ => explain_pages(peer, link, &work),
+            }
         };
         parts.iter().enumerate().map(explain).collect()
     }
@@ -242,11 +250,11 @@ fn why_waits(trigger: Option<&Trigger>) -> Option<String> {
 }
 
 /// The reason why a request to a region goes to the worker, if it does.
-fn why_queued(link: &Link, local: &Region, remote: &RemoteRegion, span: CheckedRange) -> Option<String> {
-    let Some(path) = link.direct_path(&remote.0, span.len) else {
-        return Some(closed(link, remote.0.direct_path.as_ref().map(|path| path.max), span.len));
+fn why_queued(link: &Link, local: &RegionInner, remote: &RemoteInner, span: CheckedRange) -> Option<String> {
+    let Some(path) = link.direct_path(remote, span.len) else {
+        return Some(closed(link, remote.direct_path.as_ref().map(|path| path.max), span.len));
     };
-    path.direct.decline_reason(&*path.import, local.0.device_memory_mask != 0, span.len).map(Into::into)
+    path.direct.decline_reason(&*path.import, local.device_memory_mask != 0, span.len).map(Into::into)
 }
 
 /// The reason why the direct path is closed. `max` is the most bytes for it, if there is one.

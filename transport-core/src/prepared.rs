@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crate::engine::Work;
 use crate::engine::index::TransportIndex;
+use crate::engine::peer::{CheckedRange, Link};
 use crate::{Error, ErrorKind, Op, PathPolicy, Peer, Result, Signal, WriteOptions};
 
 /// A transfer of pages or of a list that is ready to be posted many times, as in a loop over a KV cache.
@@ -12,6 +13,7 @@ use crate::{Error, ErrorKind, Op, PathPolicy, Peer, Result, Signal, WriteOptions
 /// Lists, bounds, access rights and capabilities were checked when it was prepared. A post checks only what may have
 /// changed since: that the peer is alive, and that no region was revoked. A post allocates nothing, unless several rail
 /// groups share the transfer or it has several parts. Several posts of one prepared transfer may be under way at once.
+/// A transfer of one small request may run in the calling thread, as [`Peer::write`] does.
 ///
 /// A prepared transfer keeps the regions alive, but not the peer's connection.
 pub struct PreparedTransfer {
@@ -19,6 +21,8 @@ pub struct PreparedTransfer {
     /// At least one.
     parts: Vec<Part>,
     options: WriteOptions,
+    /// The bytes of a transfer that is one request: the calling thread may be able to carry it out at once.
+    only: Option<CheckedRange>,
 }
 
 /// A part of a transfer: the regions that lie on the same rails of one transport.
@@ -31,7 +35,8 @@ pub(crate) struct Part {
 impl PreparedTransfer {
     /// A transfer of at least one part.
     pub(crate) fn new(peer: &Peer, parts: Vec<Part>, options: &WriteOptions) -> Self {
-        Self { peer: peer.clone(), parts, options: options.clone() }
+        let only = only_range(&parts);
+        Self { peer: peer.clone(), parts, options: options.clone(), only }
     }
 
     /// Submits the transfer.
@@ -87,14 +92,41 @@ impl PreparedTransfer {
         };
         if options.notification.is_some() {
             let parts = self.parts.iter().map(with_imm).collect();
-            return peer.submit_and_notify(|| Ok(parts), None, options, name);
+            let direct = || self.try_direct(imm);
+            return peer.submit_and_notify(|| Ok(parts), Some(&direct), options, name);
         }
         let (trigger, deadline) = (options.trigger.as_ref(), options.deadline);
+        if trigger.is_none()
+            && let Some(done) = self.try_direct(imm)
+        {
+            return Ok(done);
+        }
         if let [part] = &self.parts[..] {
             let Part { transport, work } = with_imm(part);
             return peer.submit_when(peer.0.first_link_of(transport), work, trigger, deadline, name);
         }
         peer.submit_parts(self.parts.iter().map(with_imm), trigger, deadline, name, None)
+    }
+
+    /// Carries the transfer out in the calling thread, if it is one request for which there is a direct path now.
+    #[inline]
+    fn try_direct(&self, imm: Option<u32>) -> Option<Op> {
+        let range = self.only?;
+        let (link, work) = (self.only_link(), &self.parts[0].work);
+        let (local, remote) = (work.locals().next()?, work.remotes().next()?);
+        let (kind, imm) = (work.kind, imm.or(work.imm));
+        link.try_direct(local, remote, range, kind, imm, work.locality)
+            .or_else(|| link.try_direct_device_memory(local, remote, range, kind, imm))
+    }
+
+    /// The bytes of a transfer that is one request.
+    pub(crate) fn only(&self) -> Option<CheckedRange> {
+        self.only
+    }
+
+    /// The link of a transfer that has one part.
+    fn only_link(&self) -> &Link {
+        self.peer.0.first_link_of(self.parts[0].transport)
     }
 
     /// Bytes of one post.
@@ -128,6 +160,17 @@ impl PreparedTransfer {
     pub(crate) fn parts(&self) -> &[Part] {
         &self.parts
     }
+}
+
+/// The bytes of a transfer that is one request.
+fn only_range(parts: &[Part]) -> Option<CheckedRange> {
+    let [Part { work, .. }] = parts else { return None };
+    if work.shape.piece_count() != 1 {
+        return None;
+    }
+    let mut only = Vec::with_capacity(1);
+    work.shape.expand(0..1, &mut only, |local, remote, len| CheckedRange { local, remote, len });
+    only.pop()
 }
 
 impl fmt::Debug for PreparedTransfer {

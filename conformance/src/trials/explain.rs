@@ -101,6 +101,9 @@ fn of_every_request(context: &TrialContext) -> TestResult {
         for _ in 0..3 {
             check_explanation(&pair, only_part(prepared.explain()), || prepared.post())?;
         }
+        // One request, which may run in the calling thread.
+        let prepared = to.prepare_write_pages(src, [5], &remote, [2], 4096, &options)?;
+        check_explanation(&pair, only_part(prepared.explain()), || prepared.post())?;
     }
     let inbox = CheckedRegion::new(&pair.b, 100, FULL_ACCESS, 1)?;
     for options in [SendOptions::new(), SendOptions::new().imm(9)] {

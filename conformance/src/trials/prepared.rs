@@ -1,16 +1,21 @@
 //! Prepared writes: they are checked once and posted many times, and a post still fails when it must.
 
-use transport_core::{Access, ErrorKind, Pages, PreparedTransfer, WriteOptions};
+use transport_core::spi::Operations;
+use transport_core::{
+    Access, ErrorKind, LocalList, Pages, PreparedTransfer, ReadOptions, RemoteList, WriteOptions,
+};
 
 use crate::check::{TestResult, ensure, ensure_eq, ensure_err};
 use crate::checked_region::{CheckedRegion, FULL_ACCESS};
-use crate::sim_harness::SimPair;
+use crate::process::NOTIFICATION_MEMORY;
+use crate::sim_harness::{Options, SimHarness, SimPair};
 use crate::trial::{ALL_PATHS, Trial, TrialContext};
 
 pub(super) const TRIALS: &[Trial] = &[
     Trial::new("prepared::posted_many_times", posted_many_times).on(ALL_PATHS),
     Trial::new("prepared::several_under_way", several_under_way).on(ALL_PATHS),
     Trial::new("prepared::its_imm_and_others", its_imm_and_others).on(ALL_PATHS),
+    Trial::new("prepared::of_one_request", of_one_request).on(ALL_PATHS).needs(Operations::all()),
     Trial::new("prepared::refused_once_revoked", refused_once_revoked),
     Trial::new("prepared::refused_once_the_peer_is_gone", refused_once_gone),
 ];
@@ -86,6 +91,38 @@ fn its_imm_and_others(context: &TrialContext) -> TestResult {
     let without = prepare(&WriteOptions::new())?;
     ensure_err("an imm it was not prepared for", without.post_with_imm(1), &[ErrorKind::InvalidRequest])?;
     ensure(format!("{last:?}").contains("40"), "the Debug text lacks the number of pages")
+}
+
+/// A transfer of one request, which may run in the calling thread: its bytes, its imm, its notification, and both ways.
+fn of_one_request(context: &TrialContext) -> TestResult {
+    let options = Options { notifications: Some(NOTIFICATION_MEMORY), ..Options::default() };
+    let pair = SimHarness::new(context).pair_of(&options, &options)?;
+    let (mut src, mut dst) = regions(context, &pair)?;
+    let remote = dst.import(&pair.to_b)?;
+    let options = WriteOptions::new().imm(3);
+    let page = pair.to_b.prepare_write_pages(&src.region, [3], &remote, [5], PAGE, &options)?;
+    let (mut local, mut there) = (LocalList::new(), RemoteList::new());
+    local.push(&src.region, 100, 50)?;
+    there.push(&remote, 200, 50)?;
+    let entry = pair.to_b.prepare_write_list(&local, .., &there, .., &WriteOptions::new())?;
+    for round in 0..3 {
+        src.fill(context.seed + 20 + round)?;
+        ensure_eq("a page", pair.sim.done(page.post()?)?.bytes, PAGE as u64)?;
+        pair.sim.done(page.post_with_imm(4)?)?;
+        dst.expect_from(5 * PAGE, &src, 3 * PAGE..4 * PAGE);
+        ensure_eq("an entry", pair.sim.done(entry.post_and_notify(*b"entry")?)?.bytes, 50)?;
+        dst.expect_from(200, &src, 100..150);
+        dst.check(&format!("round {round}"))?;
+        let taken = pair.sim.output("a notification", pair.b.notifications()?.next())??;
+        ensure_eq("the notification", taken.bytes, b"entry".to_vec())?;
+        let count = |imm| pair.to_a.imm(imm).count();
+        pair.sim.until("the imms", || count(3) == round + 1 && count(4) == round + 1)?;
+    }
+    dst.fill(context.seed + 30)?;
+    let back = pair.to_b.prepare_read_list(&local, .., &there, .., &ReadOptions::new())?;
+    pair.sim.done(back.post()?)?;
+    src.expect_from(100, &dst, 200..250);
+    src.check("read back")
 }
 
 fn refused_once_revoked(context: &TrialContext) -> TestResult {

@@ -182,6 +182,7 @@ class nixl_xfer_handle:
             raise error
         if isinstance(error, errors.PeerDied | errors.Closed):
             self._plan = None  # the next post connects again
+            self._remote.lose_peer()
         try:
             bind.fail(error)
         except Exception as failure:

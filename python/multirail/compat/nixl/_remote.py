@@ -50,6 +50,7 @@ class Remote:
         self._addresses, self._machine = metadata.addresses, metadata.machine
         self._lock = threading.RLock()
         self._peer: multirail.Peer | None = None
+        self._lost: multirail.Peer | None = None
         self._catalogues: list[Catalogue] = []
         self._known = Known([])
 
@@ -79,14 +80,21 @@ class Remote:
         Raises `nixlRemoteDisconnectError` if the agent can not be reached within the deadline.
         """
         peer = self._peer
-        if peer is not None and peer.is_alive:
+        if peer is not None and self._is_alive(peer):
             return peer
         with self._lock:
             if self.removed:
                 raise bind.nixlNotFoundError(f"agent {self.name!r} was removed; add its metadata again")
-            if self._peer is None or not self._peer.is_alive:
+            if self._peer is None or not self._is_alive(self._peer):
                 self._peer = self._connect()
             return self._peer
+
+    def lose(self, peer: multirail.Peer) -> None:
+        """Connects anew at the next use: an operation has found the peer gone, which `is_alive` may tell later."""
+        self._lost = peer
+
+    def _is_alive(self, peer: multirail.Peer) -> bool:
+        return peer.is_alive and peer is not self._lost
 
     def remove(self) -> None:
         with self._lock:
@@ -152,6 +160,11 @@ class RemoteSide:
             made = (peer, remote_list(self.pieces, lambda row: self._known.region(peer, row)))
             self._list = made
         return made[1]
+
+    def lose_peer(self) -> None:
+        """An operation with the list has found its peer gone."""
+        if self._list is not None:
+            self.remote.lose(self._list[0])
 
 
 def _is_loopback(address: str) -> bool:
