@@ -20,10 +20,6 @@ source, and reads. Environment variables of the actors:
 A fetch fails with :class:`TransferFailed`, and the processes live on.
 """
 
-# Ray and torch may be missing where types are checked.
-# mypy: disallow-subclassing-any=False, disallow-untyped-calls=False
-# mypy: disable-error-code="import-not-found,import-untyped"
-
 from __future__ import annotations
 
 import contextlib
@@ -48,7 +44,8 @@ from ray.experimental.rdt.tensor_transport_manager import (
     TensorTransportMetadata,
 )
 
-from multirail import Catalogue, Fabric, Listener, LocalList, Operation, Outcome, Peer, Region, RemoteList, errors
+from multirail import Catalogue, Fabric, LocalList, Operation, Outcome, Peer, Region, RemoteList, errors
+from multirail._serving import accept_all, deadline, left
 
 __all__ = ["MultirailTransport", "TransferFailed", "register"]
 
@@ -237,7 +234,7 @@ class _Process:
     """The fabric of this process, the memory that others may read, and the peers."""
 
     def __init__(self) -> None:
-        self.limit = _deadline()
+        self.limit = deadline()
         self.fabric = Fabric(None, deadline=self.limit, token=os.environ.get("MULTIRAIL_TOKEN_FILE") or None)
         host = ray.util.get_node_ip_address()
         listener = self.fabric.listen(f"[{host}]:0" if ":" in host else f"{host}:0").wait(self.limit)
@@ -248,7 +245,7 @@ class _Process:
         self._objects: dict[str, list[Region]] = {}
         self._regions: dict[tuple[int, int], Region] = {}
         self._uses: dict[tuple[int, int], int] = {}
-        threading.Thread(target=_accept, args=(listener,), name="multirail-ray", daemon=True).start()
+        accept_all(listener, _log, "multirail-ray")
 
     def hold(self, number: str, tensors: list[Any]) -> list[Region]:
         """Registers the tensors of an object, and keeps them until ``release``."""
@@ -296,7 +293,7 @@ class _Process:
             length = _range(tensor)[1]
             local.append(self._register(tensor, "local"), 0, length)
             remote.append(theirs.region(number), 0, length)
-        return peer.read_list(local, remote, deadline=_left(fetch.end))
+        return peer.read_list(local, remote, deadline=left(fetch.end))
 
     def _peer(self, address: str, fetch: _Fetch) -> Peer:
         with self._lock:
@@ -319,20 +316,6 @@ def _opens(actor: Any, name: str) -> None:
 
     transport: Any = get_tensor_transport_manager(name)
     transport.process()
-
-
-def _accept(listener: Listener) -> None:
-    """Takes the peers that connect, until the fabric closes."""
-    peers: list[Peer] = []
-    while True:
-        try:
-            peers.append(listener.accept().wait())
-        except errors.Closed:
-            return
-        except errors.Error as error:
-            _log.error("the process accepts no more peers: %s", error)
-            return
-        peers = [peer for peer in peers if peer.is_alive]
 
 
 def _wait(operation: Operation[_T], fetch: _Fetch, end: float | None = None) -> _T:
@@ -360,21 +343,6 @@ def _wait(operation: Operation[_T], fetch: _Fetch, end: float | None = None) -> 
 
 def _failed(number: str, source: str, error: errors.Error) -> TransferFailed:
     return TransferFailed(f"the fetch of object {number} from {source} has failed: {error} ({error.hint})", error.kind)
-
-
-def _deadline() -> float:
-    text = os.environ.get("MULTIRAIL_COMPAT_DEADLINE", "30")
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < 1e9:
-        raise errors.InvalidRequest(f"MULTIRAIL_COMPAT_DEADLINE={text!r} is no number of seconds above 0")
-    return seconds
-
-
-def _left(end: float) -> float:
-    return max(end - time.monotonic(), 0.001)
 
 
 def _range(tensor: Any) -> tuple[int, int]:

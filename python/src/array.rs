@@ -1,6 +1,6 @@
 //! Memory that belongs to a Python object: where it is, what lies in it, and what keeps it.
 
-use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::exceptions::{PyException, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
@@ -80,6 +80,11 @@ impl Array {
         let item = kind.get(2..).and_then(|digits| digits.parse().ok());
         let item: usize =
             item.ok_or_else(|| PyTypeError::new_err(format!("the element type {kind:?} is not known")))?;
+        if let Some(mask) = interface.get_item("mask")?
+            && !mask.is_none()
+        {
+            return Err(PyTypeError::new_err("the array is masked; register the array that it masks"));
+        }
         if let Some(strides) = interface.get_item("strides")?
             && !strides.is_none()
         {
@@ -105,7 +110,9 @@ fn interface<'py>(object: &Bound<'py, PyAny>, name: &str) -> PyResult<Option<Bou
         Ok(None) => Ok(None),
         // torch raises a TypeError for a tensor on another device, a KeyError for one of 8-bit floats. DLPack may serve
         // it, or has the better error.
-        Err(_) if object.hasattr("__dlpack__")? => Ok(None),
+        Err(error) if error.is_instance_of::<PyException>(object.py()) && object.hasattr("__dlpack__")? => {
+            Ok(None)
+        }
         Err(error) => Err(error),
     }
 }

@@ -51,8 +51,12 @@ pub fn array(object: &Bound<'_, PyAny>) -> PyResult<Option<Array>> {
     let owner = unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyMemoryView_FromObject(object.as_ptr())) };
     let owner = match owner {
         Ok(owner) => owner,
-        // torch and others may export a buffer for some of their objects only.
-        Err(error) if error.is_instance_of::<PyBufferError>(py) => return Ok(None),
+        // torch and others export a buffer for some of their objects only, numpy none for 8-bit floats.
+        Err(error)
+            if error.is_instance_of::<PyBufferError>(py) || error.is_instance_of::<PyValueError>(py) =>
+        {
+            return Ok(None);
+        }
         Err(error) => return Err(error),
     };
     let mut view = RawBuffer {

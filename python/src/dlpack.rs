@@ -170,7 +170,9 @@ pub fn export<'py>(
 unsafe extern "C" fn delete(managed: *mut ManagedTensor) {
     // SAFETY: `context` is the box that `export` has made, and nobody frees it twice.
     let export = unsafe { Box::from_raw((*managed).context.cast::<Export>()) };
-    Python::attach(|_| drop(export));
+    // An interpreter that exits gives the GIL to nobody: then the reference stays, and the process ends with it.
+    let mut export = Some(export);
+    Python::try_attach(|_| drop(export.take()));
 }
 
 /// A capsule that nobody has consumed frees its tensor.

@@ -1,9 +1,10 @@
 //! The fabric: opened transports, memory, listening and connecting.
 
+use std::future::Future;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use multirail::{BackendChoice, Fabric as CoreFabric, Listener as CoreListener, TlsBootstrap, Token};
+use multirail::{BackendChoice, Error, Fabric as CoreFabric, Listener as CoreListener, TlsBootstrap, Token};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
@@ -15,6 +16,8 @@ use crate::operation::{Operation, Value, seconds, submitted};
 use crate::options::{access, path_policy};
 use crate::peer::Peer;
 use crate::region::{Catalogue, Region, cuda_memory, cuda_number, memory_of};
+use crate::returned::{NextItem, Returned};
+use crate::thread::in_thread;
 
 /// Opened transports, ready to register memory and to connect to peers.
 ///
@@ -264,11 +267,11 @@ impl Fabric {
 
     /// As `close`, an operation.
     fn aclose(&self) -> PyResult<Operation> {
-        let closing = self.get()?.close_and_wait();
-        Ok(Operation::of_task(async move {
-            closing.await;
+        let fabric = self.get()?.clone();
+        in_thread("close", move || {
+            fabric.close();
             Ok(Value::Nothing)
-        }))
+        })
     }
 
     fn __enter__(this: Py<Self>) -> Py<Self> {
@@ -281,7 +284,7 @@ impl Fabric {
     }
 
     fn __aenter__(this: Py<Self>) -> Operation {
-        Operation::of_task(async move { Ok(Value::Object(this.into_any())) })
+        Operation::of_task(async move { Ok(Value::lazy(|_| Ok(this.into_any()))) })
     }
 
     #[pyo3(signature = (*_exception))]
@@ -290,16 +293,35 @@ impl Fabric {
     }
 }
 
+impl Drop for Fabric {
+    fn drop(&mut self) {
+        // The last reference closes the fabric, which joins its threads.
+        if let Some(fabric) = self.0.take() {
+            Python::attach(|py| py.detach(|| drop(fabric)));
+        }
+    }
+}
+
 /// Waits for peers.
 #[pyclass(frozen, module = "multirail")]
 pub struct Listener {
     listener: ForkSafe<Arc<CoreListener>>,
     address: String,
+    returned: Arc<Returned>,
 }
 
 impl Listener {
     fn new(listener: CoreListener) -> Self {
-        Self { address: listener.local_addr(), listener: ForkSafe::new(Arc::new(listener)) }
+        let address = listener.local_addr();
+        Self { address, listener: ForkSafe::new(Arc::new(listener)), returned: Arc::default() }
+    }
+
+    fn future(&self) -> PyResult<impl Future<Output = Result<Value, Error>> + Send + 'static> {
+        let (listener, returned) = (Arc::clone(self.listener.get()?), Arc::clone(&self.returned));
+        Ok(NextItem::new(&self.returned, async move {
+            let peer = Peer::new(listener.accept().await?);
+            Ok(Value::item(&returned, |py| Ok(Py::new(py, peer)?.into_any())))
+        }))
     }
 }
 
@@ -313,11 +335,7 @@ impl Listener {
 
     /// Waits for the next peer, an operation that returns a `Peer`.
     fn accept(&self) -> PyResult<Operation> {
-        let listener = Arc::clone(self.listener.get()?);
-        Ok(Operation::of_task(async move {
-            let peer = Peer::new(listener.accept().await?);
-            Ok(Value::lazy(|py| Ok(Py::new(py, peer)?.into_any())))
-        }))
+        self.future().map(Operation::of_task)
     }
 
     fn __aiter__(this: Py<Self>) -> Py<Self> {
@@ -325,7 +343,7 @@ impl Listener {
     }
 
     fn __anext__(&self) -> PyResult<Operation> {
-        self.accept()
+        self.future().map(Operation::of_iteration)
     }
 
     fn __repr__(&self) -> String {

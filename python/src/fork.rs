@@ -20,7 +20,7 @@ pub fn after_fork_in_child() {
 /// In a child, the threads that the value works with do not exist, and a lock may be held by one of them for ever. So a
 /// child gets an error instead of the value, and never drops it.
 pub struct ForkSafe<T> {
-    /// `None` only while the value is dropped.
+    /// `None` once the value was taken to be dropped.
     value: Option<T>,
     forks: u32,
 }
@@ -36,6 +36,16 @@ impl<T> ForkSafe<T> {
         match &self.value {
             Some(value) if self.forks == FORKS.load(Relaxed) => Ok(value),
             _ => Err(forked()),
+        }
+    }
+}
+
+impl<T> ForkSafe<T> {
+    /// Takes the value to drop it, in the process that made it.
+    pub fn take(&mut self) -> Option<T> {
+        match self.forks == FORKS.load(Relaxed) {
+            true => self.value.take(),
+            false => None,
         }
     }
 }

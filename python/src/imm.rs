@@ -1,13 +1,15 @@
 //! Imms that arrive from a peer.
 
+use std::future::Future;
 use std::sync::{Arc, Mutex};
 
-use multirail::{Arrivals as CoreArrivals, ImmCounter as CoreImmCounter};
+use multirail::{Arrivals as CoreArrivals, Error, ImmCounter as CoreImmCounter};
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
 
 use crate::fork::ForkSafe;
 use crate::operation::{Operation, Value};
+use crate::returned::{NextItem, Returned};
 
 /// Counts the arrivals of one imm from one peer.
 #[pyclass(frozen, module = "multirail")]
@@ -43,7 +45,8 @@ impl ImmCounter {
     /// Takes all arrivals off the count as they come, those before included: call `next()` of it, or iterate by
     /// `async for`. Do not mix it with `expect` and `try_take`.
     fn arrivals(&self) -> PyResult<Arrivals> {
-        Ok(Arrivals(ForkSafe::new(Arc::new(Mutex::new(Some(self.0.get()?.arrivals()))))))
+        let stream = ForkSafe::new(Arc::new(Mutex::new(Some(self.0.get()?.arrivals()))));
+        Ok(Arrivals { stream, returned: Arc::default() })
     }
 }
 
@@ -51,17 +54,26 @@ type SharedArrivals = Arc<Mutex<Option<CoreArrivals>>>;
 
 /// The arrivals of an imm, as a stream of numbers: how many were taken at once.
 #[pyclass(frozen, module = "multirail")]
-pub struct Arrivals(ForkSafe<SharedArrivals>);
+pub struct Arrivals {
+    stream: ForkSafe<SharedArrivals>,
+    returned: Arc<Returned>,
+}
+
+impl Arrivals {
+    fn future(&self) -> PyResult<impl Future<Output = Result<Value, Error>> + Send + 'static> {
+        let (mut stream, returned) = (Taken::of(self.stream.get()?)?, Arc::clone(&self.returned));
+        Ok(NextItem::new(&self.returned, async move {
+            let arrived = stream.get().next().await?;
+            Ok(Value::item(&returned, move |py| arrived.into_py_any(py)))
+        }))
+    }
+}
 
 #[pymethods]
 impl Arrivals {
     /// Waits for arrivals, an operation that returns how many were taken.
     fn next(&self) -> PyResult<Operation> {
-        let mut stream = Taken::of(self.0.get()?)?;
-        Ok(Operation::of_task(async move {
-            let arrived = stream.get().next().await?;
-            Ok(Value::lazy(move |py| arrived.into_py_any(py)))
-        }))
+        self.future().map(Operation::of_task)
     }
 
     fn __aiter__(this: Py<Self>) -> Py<Self> {
@@ -69,7 +81,7 @@ impl Arrivals {
     }
 
     fn __anext__(&self) -> PyResult<Operation> {
-        self.next()
+        self.future().map(Operation::of_iteration)
     }
 }
 

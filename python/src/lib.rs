@@ -4,7 +4,7 @@
 //! what every asynchronous call returns, and `reactor` brings completions to an event loop. `array`, `buffer` and
 //! `dlpack` find the memory of Python objects. `fork` guards against the use of an object in a forked child.
 //!
-//! No thread of the library takes the GIL.
+//! No worker of the library takes the GIL.
 #![deny(unsafe_code)]
 #![allow(missing_docs, reason = "the docs are those of the Python classes: docs/python.md and the stubs")]
 
@@ -26,6 +26,8 @@ mod peer;
 mod reactor;
 mod receipt;
 mod region;
+mod returned;
+mod thread;
 
 use pyo3::prelude::*;
 

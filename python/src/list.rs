@@ -74,7 +74,7 @@ macro_rules! list {
             }
 
             /// Appends one piece for each offset. `offsets` is an array of integers, `lengths` one too, or one number for
-            /// all.
+            /// all. After an error, the list has the pieces before the wrong one.
             fn extend(
                 &self,
                 py: Python<'_>,

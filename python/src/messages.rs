@@ -1,8 +1,9 @@
 //! Messages and notifications that arrive.
 
+use std::future::Future;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use multirail::{Message as CoreMessage, Notification as CoreNotification};
+use multirail::{Error, Message as CoreMessage, Notification as CoreNotification};
 use multirail::{Notifications as CoreNotifications, RecvPool as CoreRecvPool};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -11,14 +12,26 @@ use crate::errors::IntoPython;
 use crate::fork::ForkSafe;
 use crate::imm::Taken;
 use crate::operation::{Operation, Value};
+use crate::returned::{NextItem, Returned};
 
 /// Receives of equal size, posted on every transport. Dropping a message posts its buffer again.
 #[pyclass(frozen, module = "multirail")]
-pub struct RecvPool(ForkSafe<Arc<CoreRecvPool>>);
+pub struct RecvPool {
+    pool: ForkSafe<Arc<CoreRecvPool>>,
+    returned: Arc<Returned>,
+}
 
 impl RecvPool {
     pub fn new(pool: CoreRecvPool) -> Self {
-        Self(ForkSafe::new(Arc::new(pool)))
+        Self { pool: ForkSafe::new(Arc::new(pool)), returned: Arc::default() }
+    }
+
+    fn future(&self) -> PyResult<impl Future<Output = Result<Value, Error>> + Send + 'static> {
+        let (pool, returned) = (Arc::clone(self.pool.get()?), Arc::clone(&self.returned));
+        Ok(NextItem::new(&self.returned, async move {
+            let message = pool.next().await?;
+            Ok(Value::item(&returned, |py| Ok(Py::new(py, Message(ForkSafe::new(message)))?.into_any())))
+        }))
     }
 }
 
@@ -26,17 +39,16 @@ impl RecvPool {
 impl RecvPool {
     /// Waits for the next message, from any peer: an operation that returns a `Message`.
     fn next(&self) -> PyResult<Operation> {
-        let pool = Arc::clone(self.0.get()?);
-        Ok(Operation::of_task(async move {
-            let message = pool.next().await?;
-            Ok(Value::lazy(|py| Ok(Py::new(py, Message(ForkSafe::new(message)))?.into_any())))
-        }))
+        self.future().map(Operation::of_task)
     }
 
     /// The next message if one has arrived, or `None`.
-    fn try_next(&self) -> PyResult<Option<Message>> {
-        let message = self.0.get()?.try_next().transpose().into_python()?;
-        Ok(message.map(|message| Message(ForkSafe::new(message))))
+    fn try_next(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
+        if let Some(object) = self.returned.pop() {
+            return Ok(Some(object));
+        }
+        let message = self.pool.get()?.try_next().transpose().into_python()?;
+        message.map(|message| Ok(Py::new(py, Message(ForkSafe::new(message)))?.into_any())).transpose()
     }
 
     fn __aiter__(this: Py<Self>) -> Py<Self> {
@@ -44,7 +56,7 @@ impl RecvPool {
     }
 
     fn __anext__(&self) -> PyResult<Operation> {
-        self.next()
+        self.future().map(Operation::of_iteration)
     }
 }
 
@@ -82,11 +94,22 @@ impl Message {
 
 /// The notifications that peers deliver to a fabric: call `next()`, or iterate by `async for`.
 #[pyclass(frozen, module = "multirail")]
-pub struct Notifications(ForkSafe<Arc<Mutex<Option<CoreNotifications>>>>);
+pub struct Notifications {
+    stream: ForkSafe<Arc<Mutex<Option<CoreNotifications>>>>,
+    returned: Arc<Returned>,
+}
 
 impl Notifications {
     pub fn new(notifications: CoreNotifications) -> Self {
-        Self(ForkSafe::new(Arc::new(Mutex::new(Some(notifications)))))
+        Self { stream: ForkSafe::new(Arc::new(Mutex::new(Some(notifications)))), returned: Arc::default() }
+    }
+
+    fn future(&self) -> PyResult<impl Future<Output = Result<Value, Error>> + Send + 'static> {
+        let (mut stream, returned) = (Taken::of(self.stream.get()?)?, Arc::clone(&self.returned));
+        Ok(NextItem::new(&self.returned, async move {
+            let arrived = stream.get().next().await?;
+            Ok(Value::item(&returned, |py| Ok(Py::new(py, Notification(arrived))?.into_any())))
+        }))
     }
 }
 
@@ -94,19 +117,21 @@ impl Notifications {
 impl Notifications {
     /// Waits for the next notification, an operation that returns a `Notification`.
     fn next(&self) -> PyResult<Operation> {
-        let mut stream = Taken::of(self.0.get()?)?;
-        Ok(Operation::of_task(async move {
-            let arrived = stream.get().next().await?;
-            Ok(Value::lazy(|py| Ok(Py::new(py, Notification(arrived))?.into_any())))
-        }))
+        self.future().map(Operation::of_task)
     }
 
     /// The next notification if it has arrived, or `None`.
-    fn try_next(&self) -> PyResult<Option<Notification>> {
-        let mut home = self.0.get()?.lock().unwrap_or_else(PoisonError::into_inner);
+    fn try_next(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
+        if let Some(object) = self.returned.pop() {
+            return Ok(Some(object));
+        }
         // An operation that waits gets it.
-        let Some(stream) = &mut *home else { return Ok(None) };
-        Ok(stream.try_next().transpose().into_python()?.map(Notification))
+        let next = match &mut *self.stream.get()?.lock().unwrap_or_else(PoisonError::into_inner) {
+            Some(stream) => stream.try_next(),
+            None => None,
+        };
+        let arrived = next.transpose().into_python()?;
+        arrived.map(|arrived| Ok(Py::new(py, Notification(arrived))?.into_any())).transpose()
     }
 
     fn __aiter__(this: Py<Self>) -> Py<Self> {
@@ -114,7 +139,7 @@ impl Notifications {
     }
 
     fn __anext__(&self) -> PyResult<Operation> {
-        self.next()
+        self.future().map(Operation::of_iteration)
     }
 }
 

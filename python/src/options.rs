@@ -3,7 +3,7 @@
 use multirail::{Access, Locality, PathPolicy, ReadOptions, SendOptions, WriteOptions};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::PyString;
+use pyo3::types::{PyBytes, PyString};
 
 use crate::array::{Array, Place};
 use crate::errors::IntoPython;
@@ -114,8 +114,17 @@ pub fn access_name(access: Access) -> &'static str {
 
 /// A copy of the bytes of an object with a buffer.
 pub fn bytes_like(object: &Bound<'_, PyAny>, what: &str) -> PyResult<Vec<u8>> {
-    if object.is_instance_of::<pyo3::types::PyBytes>() {
-        return object.extract();
+    with_bytes(object, what, <[u8]>::to_vec)
+}
+
+/// Calls `use_bytes` with the bytes of an object with a buffer, where they are.
+pub fn with_bytes<T>(
+    object: &Bound<'_, PyAny>,
+    what: &str,
+    use_bytes: impl FnOnce(&[u8]) -> T,
+) -> PyResult<T> {
+    if let Ok(bytes) = object.cast::<PyBytes>() {
+        return Ok(use_bytes(bytes.as_bytes()));
     }
     let array = Array::of(object)?.filter(|array| array.place == Place::Host);
     let array = array.ok_or_else(|| {
@@ -124,5 +133,5 @@ pub fn bytes_like(object: &Bound<'_, PyAny>, what: &str) -> PyResult<Vec<u8>> {
             type_name(object)
         ))
     })?;
-    Ok(array.bytes().to_vec())
+    Ok(use_bytes(array.bytes()))
 }

@@ -1,9 +1,11 @@
 //! A connected peer: transfers to it and from it, and what is known of it.
 
-use multirail::RemoteCatalogue as CoreRemoteCatalogue;
+use std::time::Duration;
+
 use multirail::{
     Descriptor, Explanation as CoreExplanation, Peer as CorePeer, PreparedTransfer as CorePrepared,
 };
+use multirail::{RemoteCatalogue as CoreRemoteCatalogue, wait};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
@@ -15,6 +17,10 @@ use crate::list::{LocalList, RemoteList};
 use crate::operation::{Operation, Value, submitted};
 use crate::options::{bytes_like, path_policy, read_options, send_options, write_options};
 use crate::region::{COPY_WITH_GIL, Region, RemoteRegion};
+use crate::thread::in_thread;
+
+/// A lookup ends when its peer does.
+const FOREVER: Duration = Duration::from_secs(u32::MAX as u64);
 
 type Any<'a, 'py> = Option<&'a Bound<'py, PyAny>>;
 
@@ -94,10 +100,10 @@ impl Peer {
     /// The region that the peer has published under this name, an operation that returns a `RemoteRegion`.
     fn region(&self, name: &str) -> PyResult<Operation> {
         let found = self.get()?.region(name);
-        Ok(Operation::of_task(async move {
-            let region = found.await?;
+        in_thread("region", move || {
+            let region = wait(found, FOREVER)??;
             Ok(Value::lazy(|py| Ok(Py::new(py, RemoteRegion::new(region))?.into_any())))
-        }))
+        })
     }
 
     /// Makes the regions of a catalogue of the peer usable here: each is imported when it is first found. `catalogue` is
@@ -111,10 +117,10 @@ impl Peer {
     /// The catalogue that the peer has published under this name, an operation that returns a `RemoteCatalogue`.
     fn catalogue(&self, name: &str) -> PyResult<Operation> {
         let found = self.get()?.catalogue(name);
-        Ok(Operation::of_task(async move {
-            let catalogue = found.await?;
+        in_thread("catalogue", move || {
+            let catalogue = wait(found, FOREVER)??;
             Ok(Value::lazy(|py| Ok(Py::new(py, RemoteCatalogue(ForkSafe::new(catalogue)))?.into_any())))
-        }))
+        })
     }
 
     // ---- writes and reads ----

@@ -152,8 +152,8 @@ impl Reactor {
         });
         let reactor = Bound::new(py, Self(Arc::clone(&completions)))?;
         let number = completions.pipe.raw_fd();
-        event_loop.call_method1("add_reader", (number, reactor.getattr("drain")?))?;
         event_loop.setattr(name, &reactor)?;
+        event_loop.call_method1("add_reader", (number, reactor.getattr("drain")?))?;
         Ok(completions)
     }
 }
@@ -165,20 +165,24 @@ impl Reactor {
         self.0.reset();
         let call_soon = self.0.event_loop(py)?.getattr(intern!(py, "call_soon"))?;
         let keywords = PyDict::new(py);
+        // One that fails does not keep the others.
+        let mut failed = None;
         while let Some(token) = self.0.tokens.pop() {
             let operation = {
                 let waiting = self.0.waiting();
                 waiting.operations.get(token as usize).and_then(Option::as_ref).map(|op| op.clone_ref(py))
             };
-            if let Some(operation) = operation {
-                Operation::on_wake(operation.bind(py), &call_soon, &keywords)?;
+            if let Some(operation) = operation
+                && let Err(error) = Operation::on_wake(operation.bind(py), &call_soon, &keywords)
+            {
+                failed.get_or_insert(error);
             }
         }
-        Ok(())
+        failed.map_or(Ok(()), Err)
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
-        // While another thread holds the lock, nothing is known: then the collector keeps the object.
+        // Nobody else has the lock: it is taken only with the GIL, which the collector has.
         let Ok(waiting) = self.0.waiting.try_lock() else { return Ok(()) };
         waiting.operations.iter().try_for_each(|operation| visit.call(operation))
     }

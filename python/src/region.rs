@@ -6,7 +6,7 @@ use std::sync::Arc;
 use multirail::cuda::{CudaMemory, Device};
 use multirail::spi::{HostRange, Memory, MemoryKind};
 use multirail::{Catalogue as CoreCatalogue, Region as CoreRegion, RemoteRegion as CoreRemoteRegion};
-use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::exceptions::{PyBufferError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyTuple};
 
@@ -16,7 +16,7 @@ use crate::errors::IntoPython;
 use crate::fork::ForkSafe;
 use crate::indices::type_name;
 use crate::operation::{Operation, submitted};
-use crate::options::{access_name, bytes_like};
+use crate::options::{access_name, with_bytes};
 
 /// Copies of more bytes than this release the GIL. To release and retake it costs about as much as to copy 4 KiB.
 pub const COPY_WITH_GIL: usize = 16 << 10;
@@ -106,11 +106,12 @@ impl Region {
     /// Copies bytes into the region, from byte `offset` on. `data` is bytes, or anything with a buffer on the host.
     #[pyo3(signature = (data, offset=0))]
     fn write_bytes(&self, py: Python<'_>, data: &Bound<'_, PyAny>, offset: usize) -> PyResult<()> {
-        let (region, bytes) = (self.get()?, bytes_like(data, "data")?);
-        match bytes.len() <= COPY_WITH_GIL {
-            true => region.copy_in(offset, &bytes).into_python(),
-            false => py.detach(|| region.copy_in(offset, &bytes)).into_python(),
-        }
+        let region = self.get()?;
+        with_bytes(data, "data", |bytes| match bytes.len() <= COPY_WITH_GIL {
+            true => region.copy_in(offset, bytes),
+            false => py.detach(|| region.copy_in(offset, bytes)),
+        })?
+        .into_python()
     }
 
     /// A copy of `length` bytes of the region, from byte `offset` on; up to its end if `length` is `None`.
@@ -173,11 +174,19 @@ impl Region {
         self.device.map_or((1, 0), |device| (2, device))
     }
 
-    #[pyo3(signature = (**_keywords))]
+    #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
     fn __dlpack__<'py>(
         this: &Bound<'py, Self>,
-        _keywords: Option<&Bound<'py, PyDict>>,
+        stream: Option<&Bound<'py, PyAny>>,
+        max_version: Option<&Bound<'py, PyAny>>,
+        dl_device: Option<(i32, u32)>,
+        copy: Option<bool>,
     ) -> PyResult<Bound<'py, PyAny>> {
+        // Whoever writes the region synchronises; an older version serves every consumer.
+        let _ = (stream, max_version);
+        if copy == Some(true) || dl_device.is_some_and(|device| device != this.get().__dlpack_device__()) {
+            return Err(PyBufferError::new_err("a region is handed out where it is, not copied"));
+        }
         let region = this.get().get()?;
         dlpack::export(this, region.as_ptr() as usize, region.len(), this.get().device)
     }

@@ -20,7 +20,7 @@ LIMIT = 30.0
 """Seconds after which a wait that should have ended is a failure."""
 
 SCALE = int(os.environ.get("MULTIRAIL_TEST_SCALE", "1"))
-"""Multiplies the rounds of the tests that look for leaks."""
+"""Multiplies the rounds of the tests that look for leaks, and the examples of hypothesis."""
 
 
 @dataclass

@@ -12,9 +12,9 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 import pytest
+from conftest import LIMIT, Pair, connected, open_files, pattern, run_python
 
 import multirail
-from conftest import LIMIT, Pair, connected, open_files, pattern, run_python
 
 BIG = 128 << 20
 

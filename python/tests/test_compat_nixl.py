@@ -22,6 +22,7 @@ import pytest
 
 np = pytest.importorskip("numpy")
 
+from conftest import SCALE  # noqa: E402
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
@@ -100,8 +101,8 @@ def _serve(pipe: Any, size: int) -> None:
     pipe.recv()
 
 
-@pytest.fixture
-def served() -> Iterator[SimpleNamespace]:
+@contextlib.contextmanager
+def serving() -> Iterator[SimpleNamespace]:
     """An agent named "served" in a process of its own."""
     context, size = multiprocessing.get_context("spawn"), 64 << 20
     ours, theirs = context.Pipe()
@@ -119,6 +120,19 @@ def served() -> Iterator[SimpleNamespace]:
     assert not process.is_alive()
 
 
+@pytest.fixture
+def served() -> Iterator[SimpleNamespace]:
+    with serving() as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[SimpleNamespace]:
+    """As `served`, for tests that leave the process alive."""
+    with serving() as process:
+        yield process
+
+
 # ---- metadata ----
 
 
@@ -131,7 +145,7 @@ def told() -> Iterator[tuple[Any, bytes]]:
     assert a.check_remote_metadata("garbage b") is True
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=100 * SCALE)
 @given(data=st.data())
 def test_damaged_metadata_is_refused(told: tuple[Any, bytes], data: Any) -> None:
     agent, good = told
@@ -149,7 +163,7 @@ def test_damaged_metadata_is_refused(told: tuple[Any, bytes], data: Any) -> None
         agent.add_remote_agent(bad)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=100 * SCALE)
 @given(fields=st.lists(st.binary(max_size=64), max_size=9), kind=st.integers(0, 4))
 def test_well_packed_nonsense_is_refused(told: tuple[Any, bytes], fields: list[bytes], kind: int) -> None:
     agent, _ = told
@@ -323,15 +337,15 @@ def _release(agent: Any, handle: Any) -> None:
 
 @pytest.mark.parametrize("operation", ["WRITE", "READ"])
 @pytest.mark.parametrize("ends", ["release", "remove", "deregister"])
-def test_no_byte_moves_afterwards(served: SimpleNamespace, operation: str, ends: str) -> None:
+def test_no_byte_moves_afterwards(shared: SimpleNamespace, operation: str, ends: str) -> None:
     """After a release, a removal or a deregistration, poison in the local memory neither arrives nor is overwritten."""
-    agent, memory = nixl.nixl_agent(f"poisons {operation} {ends}"), buffer(served.size, 1)
-    there = agent.get_xfer_descs([(served.address, served.size, 0)], "DRAM")
+    agent, memory = nixl.nixl_agent(f"poisons {operation} {ends}"), buffer(shared.size, 1)
+    there = agent.get_xfer_descs([(shared.address, shared.size, 0)], "DRAM")
     active = 0
-    for _ in range(6):
+    for _ in range(4):
         memory[:] = 1
         lent = register(agent, memory)
-        agent.add_remote_agent(served.metadata)
+        agent.add_remote_agent(shared.metadata)
         handle = agent.initialize_xfer(operation, whole(agent, memory), there, "served")
         active += agent.transfer(handle) == "PROC"
         if ends == "remove":
@@ -344,9 +358,9 @@ def test_no_byte_moves_afterwards(served: SimpleNamespace, operation: str, ends:
             agent.deregister_memory(lent)
         time.sleep(0.02)  # for late bytes: there is no event for what must not happen
         assert (memory == 0xEE).all()
-        check, back = nixl.nixl_agent("checks"), buffer(served.size)
+        check, back = nixl.nixl_agent("checks"), buffer(shared.size)
         register(check, back)
-        check.add_remote_agent(served.metadata)
+        check.add_remote_agent(shared.metadata)
         read = check.initialize_xfer("READ", whole(check, back), there, "served")
         check.transfer(read)
         assert outcome(check, read) == "DONE"

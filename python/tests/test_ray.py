@@ -160,7 +160,8 @@ def test_a_stopped_source_ends_by_the_deadline(cluster: dict[str, Callable[[], A
     source, receiver = cluster["numpy"](), cluster["numpy"]()
     array = source.array.remote(1000)
     ray.wait([array], fetch_local=False, timeout=LIMIT)
-    pid = ray.get(source.process.remote(), timeout=LIMIT)
+    # The receiver runs as well: the start of its process does not count.
+    pid, _ = ray.get([source.process.remote(), receiver.process.remote()], timeout=LIMIT)
     os.kill(pid, signal.SIGSTOP)
     try:
         begun = time.monotonic()

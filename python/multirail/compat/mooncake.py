@@ -54,7 +54,6 @@ from typing import Any, SupportsIndex
 from multirail import (
     Catalogue,
     Fabric,
-    Listener,
     LocalList,
     Notifications,
     Operation,
@@ -65,6 +64,7 @@ from multirail import (
     RemoteList,
     errors,
 )
+from multirail import _serving as serving
 
 __all__ = ["Read", "TransferEngine", "TransferNotify", "TransferOpcode", "Write", "install_modules"]
 
@@ -406,7 +406,7 @@ class _Opened:
     """An engine that is open: its fabric, memory, peers, and the transfers under way."""
 
     def __init__(self, host: str) -> None:
-        self.limit = _deadline()
+        self.limit = serving.deadline()
         self.fabric = Fabric(
             None,
             deadline=self.limit,
@@ -421,7 +421,7 @@ class _Opened:
         self._links: dict[str, _Link] = {}
         self._transfers: dict[int, _Transfer] = {}
         self._next = 1
-        threading.Thread(target=_accept, args=(listener,), name="multirail-mooncake", daemon=True).start()
+        serving.accept_all(listener, _log, "multirail-mooncake")
 
     def link(self, session: str) -> _Link:
         with self._lock:
@@ -480,15 +480,15 @@ class _Opened:
     def warm_up(self, session: str) -> int:
         end = time.monotonic() + self.limit
         peer, _ = self.link(session).ready(end)
-        peer.warm_up().wait(_left(end))
+        peer.warm_up().wait(serving.left(end))
         return _OK
 
     def first_address(self, session: str) -> int:
         end = time.monotonic() + self.limit
         peer, _ = self.link(session).ready(end)
-        theirs = peer.region(_FIRST).wait(_left(end))
+        theirs = peer.region(_FIRST).wait(serving.left(end))
         into = self.fabric.alloc(8, "local")
-        peer.read(into, theirs, 8, deadline=_left(end)).wait()
+        peer.read(into, theirs, 8, deadline=serving.left(end)).wait()
         return int.from_bytes(into.read_bytes(), "little")
 
     def notifies(self) -> list[TransferNotify]:
@@ -596,19 +596,19 @@ class _Link:
         peer, catalogue = self._peer, self._catalogue
         if peer and catalogue and peer.is_alive and catalogue is not stale and peer is not dead and not ask:
             return peer, catalogue
-        if not self._lock.acquire(timeout=_left(end)):
+        if not self._lock.acquire(timeout=serving.left(end)):
             raise errors.DeadlineExceeded(f"other threads still connect to {self._session}; try again")
         try:
             peer, catalogue = self._peer, self._catalogue
             if peer is None or not peer.is_alive or peer is dead:
                 self._peer = self._catalogue = catalogue = None
-                peer = self._fabric.connect(self._session).wait(_left(end))
+                peer = self._fabric.connect(self._session).wait(serving.left(end))
             if catalogue is None or catalogue is stale or ask:
                 try:
                     catalogue = _fetch(peer, end)
                 except _GONE:
                     # The peer has died since it was last used.
-                    peer = self._fabric.connect(self._session).wait(_left(end))
+                    peer = self._fabric.connect(self._session).wait(serving.left(end))
                     catalogue = _fetch(peer, end)
             self._peer, self._catalogue = peer, catalogue
             return peer, catalogue
@@ -689,7 +689,7 @@ class _Transfer:
         buffers, addresses, lengths = self._pieces
         memory = self._engine.memory
         self._peer, self._catalogue = peer, catalogue
-        deadline = _left(self._end)
+        deadline = serving.left(self._end)
         if len(buffers) == 1:
             length = lengths[0]
             region, offset = memory.find(buffers[0], length)
@@ -728,28 +728,14 @@ def install_modules(*, force: bool = False) -> None:
     sys.modules["mooncake.engine"] = engine
 
 
-def _accept(listener: Listener) -> None:
-    """Takes the peers that connect, until the fabric closes."""
-    peers: list[Peer] = []
-    while True:
-        try:
-            peers.append(listener.accept().wait())
-        except errors.Closed:
-            return
-        except errors.Error as error:
-            _log.error("the engine accepts no more peers: %s", error)
-            return
-        peers = [peer for peer in peers if peer.is_alive]
-
-
 def _fetch(peer: Peer, end: float) -> RemoteCatalogue:
     for _ in range(_FETCHES):
         try:
-            return peer.catalogue(_CATALOGUE).wait(_left(end))
+            return peer.catalogue(_CATALOGUE).wait(serving.left(end))
         except (errors.Revoked, errors.RemoteAccess):
             # The owner has replaced it between the look-up and the read.
             continue
-    return peer.catalogue(_CATALOGUE).wait(_left(end))
+    return peer.catalogue(_CATALOGUE).wait(serving.left(end))
 
 
 def _code(what: str, call: Callable[[], int], session: str = "") -> int:
@@ -768,21 +754,6 @@ def _no_transfer(number: int) -> errors.NotFound:
     return errors.NotFound(
         f"no transfer has the number {number}; each number ends with the call that returns its result"
     )
-
-
-def _left(end: float) -> float:
-    return max(end - time.monotonic(), 0.001)
-
-
-def _deadline() -> float:
-    text = os.environ.get("MULTIRAIL_COMPAT_DEADLINE", "30")
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < 1e9:
-        raise errors.InvalidRequest(f"MULTIRAIL_COMPAT_DEADLINE={text!r} is no number of seconds above 0")
-    return seconds
 
 
 def _number(value: SupportsIndex) -> int:

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 import multirail
 from multirail import errors
+from multirail._serving import deadline
 
 from . import _bindings as bind
 from ._handles import LocalSide, nixl_prepped_dlist_handle, nixl_xfer_handle
@@ -42,7 +43,6 @@ _MEMS = {
     "cuda": bind.VRAM_SEG,
 }
 _OPERATIONS = {"WRITE": bind.NIXL_WRITE, "READ": bind.NIXL_READ}
-_DEFAULT_DEADLINE = 30.0
 
 
 class nixl_thread_sync_t(enum.Enum):
@@ -107,7 +107,7 @@ class nixl_agent:
         self.nixl_mems, self.nixl_ops = _MEMS, _OPERATIONS
         self._sender = agent_name.encode()
         self._captures = bool(nixl_conf and nixl_conf.capture_telemetry)
-        self._deadline = _deadline()
+        self._deadline = deadline()
         self._lock = threading.RLock()
         self._registered: dict[tuple[int, int, int, int], _Registration] = {}
         self._memory: tuple[Ranges, list[multirail.Region]] | None = None
@@ -665,17 +665,6 @@ def _of_tensors(tensors: list[Any]) -> tuple[bind.nixl_mem_t, bind.Rows, object]
     rows = [(tensor.data_ptr(), tensor.numel() * tensor.element_size(), number) for tensor in tensors]
     mem = bind.DRAM_SEG if device.type == "cpu" else bind.VRAM_SEG
     return mem, np.array(rows, np.uint64), tensors
-
-
-def _deadline() -> float:
-    given = os.environ.get("MULTIRAIL_COMPAT_DEADLINE", "")
-    try:
-        seconds = float(given) if given else _DEFAULT_DEADLINE
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < float("inf"):
-        raise ValueError(f"MULTIRAIL_COMPAT_DEADLINE={given!r}: give a number of seconds larger than 0")
-    return seconds
 
 
 def _listen(fabric: multirail.Fabric, deadline: float) -> list[multirail.Listener]:
