@@ -147,7 +147,7 @@ pub fn check_contiguous(shape: &[usize], strides: &[isize], item: usize) -> PyRe
         if *dimension > 1 && *stride != expected {
             return Err(PyValueError::new_err(
                 "the array is not contiguous in C order; make a copy that is (numpy.ascontiguousarray, tensor.contiguous()), or \
-                 register the array that it is a view of",
+                 use the array that it is a view of",
             ));
         }
         expected = expected.saturating_mul(*dimension as isize);

@@ -333,7 +333,8 @@ impl Listener {
         &self.address
     }
 
-    /// Waits for the next peer, an operation that returns a `Peer`.
+    /// Waits for the next peer, an operation that returns a `Peer`. `await`, `wait()` or `result()` takes the peer; one that
+    /// nobody takes goes to the next `accept`.
     fn accept(&self) -> PyResult<Operation> {
         self.future().map(Operation::of_task)
     }

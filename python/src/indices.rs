@@ -41,10 +41,14 @@ impl Number for u64 {
 /// The numbers of an object: an array of integers (numpy, torch, `array.array`, anything with a buffer or DLPack), a
 /// `range`, a list or a tuple. `what` names them in errors.
 pub fn numbers<T: Number>(object: &Bound<'_, PyAny>, what: &str) -> PyResult<Arc<[T]>> {
-    if object.cast::<PyList>().is_err()
-        && let Some(array) = Array::of(object)?
-    {
-        return of_array(&array, what);
+    if object.cast::<PyList>().is_err() {
+        let named = |error: PyErr| match error.is_instance_of::<PyValueError>(object.py()) {
+            true => PyValueError::new_err(format!("{what}: {}", error.value(object.py()))),
+            false => error,
+        };
+        if let Some(array) = Array::of(object).map_err(named)? {
+            return of_array(&array, what);
+        }
     }
     let iterator = object.try_iter().map_err(|_| {
         PyTypeError::new_err(format!(

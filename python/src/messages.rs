@@ -115,7 +115,8 @@ impl Notifications {
 
 #[pymethods]
 impl Notifications {
-    /// Waits for the next notification, an operation that returns a `Notification`.
+    /// Waits for the next notification, an operation that returns a `Notification`. `await`, `wait()` or `result()` takes
+    /// it; one that nobody takes goes to the next `next`.
     fn next(&self) -> PyResult<Operation> {
         self.future().map(Operation::of_task)
     }

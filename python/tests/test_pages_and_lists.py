@@ -148,15 +148,7 @@ def test_wrong_numbers_are_refused(pair: Pair, name: str) -> None:
         pair.ab.read_pages(src, [0, 1], remote, wrong, PAGE)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.xfail(strict=True, reason="the error of a strided array has no name"))
-        if "contiguous" in text
-        else name
-        for name, (_wrong, _kind, text) in WRONG.items()
-    ],
-)
+@pytest.mark.parametrize("name", WRONG)
 def test_the_error_names_the_argument(pair: Pair, name: str) -> None:
     src, _dst, remote = pair.regions(PAGE * PAGES)
     wrong, kind, _text = WRONG[name]

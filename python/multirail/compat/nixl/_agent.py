@@ -614,10 +614,13 @@ class nixl_agent:
         """Takes the peers that have connected off the listeners' queues. The fabric keeps them."""
         for number, accept in enumerate(self._accepts):
             while accept.done():
-                if (error := accept.exception()) is not None:
+                try:
+                    # A peer that is not taken goes back to its listener.
+                    accept.result()
+                except errors.Closed:
+                    break
+                except errors.Error as error:
                     logger.debug("a peer did not connect: %s", error)
-                    if isinstance(error, errors.Closed):
-                        break
                 accept = self._accepts[number] = self._listeners[number].accept()
 
 

@@ -21,6 +21,17 @@ impl HostBuffer {
     /// # Errors
     /// `Exhausted` if there is not enough memory.
     pub fn new(len: usize) -> Result<Self> {
+        // Linux would end the process that commits more.
+        #[cfg(target_os = "linux")]
+        {
+            let machine = rustix::system::sysinfo();
+            if len <= isize::MAX as usize
+                && len as u64 > (machine.totalram as u64).saturating_mul(machine.mem_unit.into())
+            {
+                let why = format!("{len} bytes are more memory than this machine has; ask for less");
+                return Err(Error::new(ErrorKind::Exhausted, "allocate", why));
+            }
+        }
         let buffer = Self::sparse(len)?;
         if let Err(error) = buffer.pages.make_huge() {
             tracing::info!(len, %error, "memory stays in small pages: large copies are slower, because of more TLB misses");
@@ -46,7 +57,7 @@ impl HostBuffer {
             return Err(Error::new(
                 ErrorKind::InvalidRequest,
                 "allocate",
-                format!("{len} bytes asked for; ask for at least one"),
+                format!("{len} bytes asked for; 1 to {} are allowed", isize::MAX),
             ));
         }
         let pages = map(len).map_err(|e| {
@@ -209,6 +220,16 @@ mod platform {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn what_cannot_be_had_is_refused() {
+        let kind = |len| HostBuffer::new(len).map(drop).unwrap_err().kind();
+        assert_eq!(kind(0), ErrorKind::InvalidRequest);
+        assert_eq!(kind(usize::MAX), ErrorKind::InvalidRequest);
+        // No machine has 16 PiB.
+        assert_eq!(kind(1 << 54), ErrorKind::Exhausted);
+    }
 
     #[test]
     fn zeroed_and_page_aligned() {
