@@ -259,7 +259,14 @@ impl Operation {
 
     /// A transfer.
     #[inline]
-    pub fn of(op: Op) -> Self {
+    pub fn of(mut op: Op) -> Self {
+        // The usual case of a small write: the calling thread has carried it out.
+        if op.has_succeeded_at_once()
+            && let Some(result) = op.try_result()
+        {
+            let receipt = KeptReceipt::OfCallingThread(op);
+            return Self::new(State::Done { result: result.map(Value::Outcome), receipt }, false);
+        }
         Self::new(State::Op(op), false)
     }
 
