@@ -292,7 +292,14 @@ asyncio.run(main())
 }
 
 
-@pytest.mark.parametrize("name", EXITS)
+#: CPython before 3.14 ends daemon threads by pthread_exit, which unwinds the frames of Rust. In the wheel, which has an
+#: unwinder of its own, that may end the process with SIGSEGV at its exit: docs/python.md names the remedy.
+UNWINDS = pytest.mark.xfail(sys.version_info < (3, 14), strict=False, reason="pthread_exit unwinds frames of Rust")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=UNWINDS) if "daemon thread" in name else name for name in EXITS]
+)
 def test_the_interpreter_exits_with(name: str) -> None:
     # The order in which CPython destroys globals decides whether it still warns.
     done = run_python(textwrap.dedent(OPEN) + EXITS[name], PYTHONWARNINGS="ignore::ResourceWarning")
@@ -304,7 +311,8 @@ def test_the_interpreter_exits_with(name: str) -> None:
 
 def test_ctrl_c_interrupts_a_wait() -> None:
     program = """
-        import sys, time, multirail
+        import signal, sys, time, multirail
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # A job in the background begins without.
         with multirail.Fabric("loopback") as a:
             there, here = a.connect_local(a)
             operation = here.imm(1).expect(1)
@@ -331,7 +339,8 @@ def test_ctrl_c_interrupts_a_wait() -> None:
 
 def test_ctrl_c_interrupts_a_running_loop() -> None:
     program = """
-        import asyncio, multirail
+        import asyncio, signal, multirail
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # A job in the background begins without.
         a, b = multirail.Fabric("loopback"), multirail.Fabric("loopback")
         ab, ba = a.connect_local(b)
         src, dst = a.alloc(32 << 20), b.alloc(32 << 20)
