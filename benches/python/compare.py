@@ -42,7 +42,7 @@ def arguments():
 
 
 def rows(pairs):
-    """What was measured, the bound, and whether it holds."""
+    """A row for each bound: the measured figure, the bound, and whether the figure keeps it."""
     rust, python, nixl = (pair.rounds["calls"] for pair in pairs)
 
     def median(rounds, name):

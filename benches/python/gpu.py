@@ -65,7 +65,7 @@ class Nixl:
             # What the package nixl chooses where CUDA is 13.
             from nixl_cu13._api import nixl_agent, nixl_agent_config
 
-        # So many pages that a round takes seconds, not minutes.
+        # NIXL moves fewer pages than multirail: with all of them, a round would take minutes.
         self.bytes = pages * ours.page
         agents = [nixl_agent(name, nixl_agent_config(backends=["UCX"])) for name in ("source", "target")]
         for agent, tensor in zip(agents, (ours.source, ours.target), strict=True):

@@ -63,7 +63,7 @@ pub fn array(object: &Bound<'_, PyAny>) -> PyResult<Option<Array>> {
     let place = match kind {
         CPU | CUDA_HOST => Place::Host,
         CUDA => {
-            // Nobody reads the bytes yet, so no stream has to wait.
+            // The library does not read the bytes here, so the producer need not wait for a stream.
             keywords.set_item("stream", -1)?;
             Place::Cuda
         }

@@ -1,4 +1,4 @@
-//! What is known of this machine, without a fabric; and the command.
+//! The functions of the module that need no fabric: they describe this machine, and run the command.
 
 use multirail::{MachineSource, Registry};
 use pyo3::exceptions::PyValueError;

@@ -374,7 +374,7 @@ impl Operation {
                     let replaced = core.bond.replace(new);
                     core.waker = None;
                     if core.poll() {
-                        // Nobody has told this loop.
+                        // The operation's waker did not know this loop yet.
                         completions.announce(number);
                     }
                     Ok(replaced)
@@ -713,7 +713,7 @@ impl Operation {
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
-        // Nobody else has the lock: the collector has the GIL.
+        // The lock is free: threads take it only with the GIL, and the collector has the GIL.
         let Ok(python) = self.python.try_lock() else { return Ok(()) };
         for (callback, context) in &python.callbacks {
             visit.call(callback)?;

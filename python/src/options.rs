@@ -1,5 +1,7 @@
 //! What the keyword arguments of transfers say.
 
+use std::time::Duration;
+
 use multirail::{Access, Locality, PathPolicy, ReadOptions, SendOptions, WriteOptions};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -20,20 +22,15 @@ pub fn write_options(
     imm_per_request: bool,
 ) -> PyResult<WriteOptions> {
     let mut options = WriteOptions::new();
-    options.imm = imm;
     if imm_per_request {
         options = options.per_wr();
     }
     if let Some(bytes) = notify {
         options = options.notify(bytes_like(bytes, "notify")?);
     }
-    options.deadline = deadline.map(seconds).transpose()?;
-    if let Some(paths) = paths {
-        options.path_policy = path_policy(paths)?;
-    }
-    if cold {
-        options.locality = Locality::Cold;
-    }
+    options.imm = imm;
+    (options.deadline, options.path_policy) = limits(deadline, paths)?;
+    options.locality = locality(cold);
     Ok(options)
 }
 
@@ -48,13 +45,8 @@ pub fn read_options(
     if let Some(bytes) = notify {
         options = options.notify(bytes_like(bytes, "notify")?);
     }
-    options.deadline = deadline.map(seconds).transpose()?;
-    if let Some(paths) = paths {
-        options.path_policy = path_policy(paths)?;
-    }
-    if cold {
-        options.locality = Locality::Cold;
-    }
+    (options.deadline, options.path_policy) = limits(deadline, paths)?;
+    options.locality = locality(cold);
     Ok(options)
 }
 
@@ -66,11 +58,21 @@ pub fn send_options(
 ) -> PyResult<SendOptions> {
     let mut options = SendOptions::new();
     options.imm = imm;
-    options.deadline = deadline.map(seconds).transpose()?;
-    if let Some(paths) = paths {
-        options.path_policy = path_policy(paths)?;
-    }
+    (options.deadline, options.path_policy) = limits(deadline, paths)?;
     Ok(options)
+}
+
+/// The deadline and the allowed paths of any transfer.
+fn limits(
+    deadline: Option<f64>,
+    paths: Option<&Bound<'_, PyAny>>,
+) -> PyResult<(Option<Duration>, PathPolicy)> {
+    let policy = paths.map_or(Ok(PathPolicy::ANY), path_policy)?;
+    Ok((deadline.map(seconds).transpose()?, policy))
+}
+
+fn locality(cold: bool) -> Locality {
+    if cold { Locality::Cold } else { Locality::Auto }
 }
 
 /// The paths that bytes may take: one name, several with commas between them, or a list of names.

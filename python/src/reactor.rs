@@ -182,7 +182,7 @@ impl Reactor {
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
-        // Nobody else has the lock: it is taken only with the GIL, which the collector has.
+        // The lock is free: threads take it only with the GIL, and the collector has the GIL.
         let Ok(waiting) = self.0.waiting.try_lock() else { return Ok(()) };
         waiting.operations.iter().try_for_each(|operation| visit.call(operation))
     }

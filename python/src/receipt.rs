@@ -1,4 +1,4 @@
-//! What is known of an operation that has succeeded.
+//! The classes that describe an operation that has succeeded.
 
 use multirail::{Outcome as CoreOutcome, PeerId, Receipt as CoreReceipt};
 use pyo3::prelude::*;

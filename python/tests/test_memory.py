@@ -369,7 +369,7 @@ def test_a_region_that_is_dropped_with_writes_under_way(pair: Pair) -> None:
     operation = pair.ab.write(src, remote)
     del src
     gc.collect()
-    # What is allocated now would be the first to get the freed bytes.
+    # If the bytes were freed, the allocator might hand them to these arrays.
     others = [np.full(length // 8, 0xEE, np.uint8) for _ in range(8)]
     assert operation.wait(LIMIT).bytes == length
     assert dst.read_bytes() == pattern(length)

@@ -47,7 +47,8 @@ struct InboxState {
     departed: VecDeque<PeerId>,
 }
 
-/// So many peers that are gone are remembered. Messages of a peer come soon after its end, or not at all.
+/// The most peers in [`InboxState::departed`]. The last messages of a peer come soon after its end, so older ones are not
+/// needed.
 const MAX_DEPARTED: usize = 1024;
 
 impl NotificationInbox {
