@@ -37,6 +37,10 @@ mod backend;
 #[allow(unsafe_code, reason = "names memory by addresses")]
 mod batch;
 mod capabilities;
+#[allow(
+    unsafe_code,
+    reason = "asks the system for the time, with fewer instructions than the standard library"
+)]
 mod clock;
 #[allow(unsafe_code, reason = "the only place that copies bytes while others may write them")]
 pub mod copy;
