@@ -38,48 +38,74 @@ unsafe extern "C" {
     fn PyBuffer_Release(view: *mut RawBuffer);
 }
 
+/// The buffer of an object, which is released when this is dropped. Until then the object may not move or free the bytes.
+///
+/// It stays in the thread that has the GIL: the pointers in it are neither `Send` nor `Sync`.
+pub struct Buffer {
+    /// In a box, because CPython may have put pointers into the structure that point to the structure itself
+    /// (`PyBuffer_FillInfo`, for `bytes` and `bytearray`).
+    view: Box<RawBuffer>,
+}
+
+impl Buffer {
+    /// The buffer of an object; `None` if it exports none.
+    pub fn of(object: &Bound<'_, PyAny>) -> PyResult<Option<Self>> {
+        let py = object.py();
+        // SAFETY: the object is alive, and this thread holds the GIL.
+        if unsafe { PyObject_CheckBuffer(object.as_ptr()) } == 0 {
+            return Ok(None);
+        }
+        let mut view = Box::new(RawBuffer {
+            buf: std::ptr::null_mut(),
+            obj: std::ptr::null_mut(),
+            len: 0,
+            itemsize: 0,
+            readonly: 0,
+            ndim: 0,
+            format: std::ptr::null(),
+            shape: std::ptr::null(),
+            strides: std::ptr::null(),
+            suboffsets: std::ptr::null(),
+            internal: std::ptr::null_mut(),
+        });
+        // SAFETY: `view` has the layout that CPython fills. It is released when the value is dropped.
+        if unsafe { PyObject_GetBuffer(object.as_ptr(), &raw mut *view, FULL_READ_ONLY) } == 0 {
+            return Ok(Some(Self { view }));
+        }
+        match PyErr::fetch(py) {
+            // torch and others export a buffer for some of their objects only, numpy none for 8-bit floats.
+            error
+                if error.is_instance_of::<PyBufferError>(py) || error.is_instance_of::<PyValueError>(py) =>
+            {
+                Ok(None)
+            }
+            error => Err(error),
+        }
+    }
+
+    /// The array in the buffer. `owner` keeps the bytes.
+    pub fn array(&self, owner: Py<PyAny>) -> PyResult<Array> {
+        describe(&self.view, owner)
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        // SAFETY: `of` has filled it, in this thread, which holds the GIL.
+        unsafe { PyBuffer_Release(&raw mut *self.view) };
+    }
+}
+
 /// The array of an object that exports a buffer; `None` if it exports none.
 ///
 /// The owner is a `memoryview`. While it lives, the object may not move or free the bytes.
 pub fn array(object: &Bound<'_, PyAny>) -> PyResult<Option<Array>> {
-    let py = object.py();
-    // SAFETY: the object is alive, and this thread holds the GIL.
-    if unsafe { PyObject_CheckBuffer(object.as_ptr()) } == 0 {
-        return Ok(None);
-    }
-    // SAFETY: as above. The call returns a new reference, or null and an exception.
-    let owner = unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyMemoryView_FromObject(object.as_ptr())) };
-    let owner = match owner {
-        Ok(owner) => owner,
-        // torch and others export a buffer for some of their objects only, numpy none for 8-bit floats.
-        Err(error)
-            if error.is_instance_of::<PyBufferError>(py) || error.is_instance_of::<PyValueError>(py) =>
-        {
-            return Ok(None);
-        }
-        Err(error) => return Err(error),
-    };
-    let mut view = RawBuffer {
-        buf: std::ptr::null_mut(),
-        obj: std::ptr::null_mut(),
-        len: 0,
-        itemsize: 0,
-        readonly: 0,
-        ndim: 0,
-        format: std::ptr::null(),
-        shape: std::ptr::null(),
-        strides: std::ptr::null(),
-        suboffsets: std::ptr::null(),
-        internal: std::ptr::null_mut(),
-    };
-    // SAFETY: `view` has the layout that CPython fills. It is released below.
-    if unsafe { PyObject_GetBuffer(owner.as_ptr(), &raw mut view, FULL_READ_ONLY) } != 0 {
-        return Err(PyErr::fetch(py));
-    }
-    let array = describe(&view, owner.unbind());
-    // SAFETY: `view` was filled above, and is used no more. `owner` keeps a buffer of its own.
-    unsafe { PyBuffer_Release(&raw mut view) };
-    array.map(Some)
+    let Some(buffer) = Buffer::of(object)? else { return Ok(None) };
+    // SAFETY: the object is alive, and this thread holds the GIL. The call returns a new reference, or null and an
+    // exception.
+    let owner =
+        unsafe { Bound::from_owned_ptr_or_err(object.py(), ffi::PyMemoryView_FromObject(object.as_ptr())) };
+    buffer.array(owner?.unbind()).map(Some)
 }
 
 /// What a buffer holds.

@@ -8,6 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyInt, PyList};
 
 use crate::array::{Array, Element, Place};
+use crate::buffer::Buffer;
 
 /// What a list of numbers is made into: `u32` for indices, `u64` for addresses and offsets.
 pub trait Number: Copy + 'static {
@@ -46,6 +47,10 @@ pub fn numbers<T: Number>(object: &Bound<'_, PyAny>, what: &str) -> PyResult<Arc
             true => PyValueError::new_err(format!("{what}: {}", error.value(object.py()))),
             false => error,
         };
+        // First what most users give, and without a `memoryview`: the numbers are copied before the buffer is released.
+        if let Some(buffer) = Buffer::of(object)? {
+            return of_array(&buffer.array(object.clone().unbind()).map_err(named)?, what);
+        }
         if let Some(array) = Array::of(object).map_err(named)? {
             return of_array(&array, what);
         }
@@ -88,6 +93,7 @@ fn of_array<T: Number>(array: &Array, what: &str) -> PyResult<Arc<[T]>> {
         return Err(PyValueError::new_err(why));
     }
     match (array.element, array.item) {
+        (Element::Unsigned, item) if item == size_of::<T>() => Ok(elements(array, what)?.into()),
         (Element::Unsigned, 4) => convert(array, what, |number: u32| number.into()),
         (Element::Signed, 8) => convert(array, what, |number: i64| number as u64),
         (Element::Unsigned, 8) => convert(array, what, |number: u64| number),
@@ -103,16 +109,12 @@ fn of_array<T: Number>(array: &Array, what: &str) -> PyResult<Arc<[T]>> {
     }
 }
 
-/// Copies the numbers of an array of `F`. `bits` extends the sign of signed numbers.
-fn convert<F: Copy + 'static, T: Number>(
-    array: &Array,
-    what: &str,
-    bits: impl Fn(F) -> u64,
-) -> PyResult<Arc<[T]>> {
+/// The elements of an array, which are of type `F`. Copy them under the GIL.
+fn elements<'a, F: Copy + 'static>(array: &'a Array, what: &str) -> PyResult<&'a [F]> {
     let count = array.len / size_of::<F>();
     let from = array.address as *const F;
     if count == 0 {
-        return Ok(Arc::new([]));
+        return Ok(&[]);
     }
     if !from.is_aligned() {
         return Err(PyValueError::new_err(format!(
@@ -122,7 +124,18 @@ fn convert<F: Copy + 'static, T: Number>(
     // SAFETY: the owner keeps `len` bytes at the address, of elements of this size. They are read under the GIL; a thread
     // without it that writes at the same time changes numbers, which are checked after they were copied.
     #[allow(unsafe_code, reason = "reads the elements where the array has them")]
-    let numbers = unsafe { std::slice::from_raw_parts(from, count) };
+    unsafe {
+        Ok(std::slice::from_raw_parts(from, count))
+    }
+}
+
+/// Copies the numbers of an array of `F`. `bits` extends the sign of signed numbers.
+fn convert<F: Copy + 'static, T: Number>(
+    array: &Array,
+    what: &str,
+    bits: impl Fn(F) -> u64,
+) -> PyResult<Arc<[T]>> {
+    let numbers = elements::<F>(array, what)?;
     // Every number fits in 64 bits; only the sign of a signed one may be lost.
     let sign = if array.element == Element::Signed { 1 << 63 } else { 0 };
     let mut seen = 0;

@@ -27,6 +27,7 @@ mod reactor;
 mod receipt;
 mod region;
 mod returned;
+mod spin;
 mod thread;
 
 use pyo3::prelude::*;

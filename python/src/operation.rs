@@ -25,6 +25,7 @@ use crate::fork::ForkSafe;
 use crate::reactor::Completions;
 use crate::receipt::{Outcome, Receipt};
 use crate::returned::Returned;
+use crate::spin::{self, Spins};
 
 /// How long a blocked thread goes on before it looks for signals (Ctrl-C).
 const SIGNAL_CHECK: Duration = Duration::from_millis(50);
@@ -310,6 +311,19 @@ impl Operation {
         Ok(self.core(py)?.poll())
     }
 
+    /// Waits for a transfer for a moment, if the last transfers ended that soon. Returns whether it is over.
+    fn ends_soon(&self, py: Python<'_>) -> PyResult<bool> {
+        static SPINS: Spins = Spins::new();
+        let is_transfer = matches!(self.core(py)?.state, State::Op(_));
+        if !is_transfer || !SPINS.may() {
+            return Ok(false);
+        }
+        let core = self.core.get()?;
+        let ended = py.detach(|| multirail::wait(End { core, waker: None }, spin::LIMIT)).is_ok();
+        SPINS.learn(ended);
+        Ok(ended)
+    }
+
     /// The loop calls it after the operation's waker has announced something.
     pub fn on_wake(
         this: &Bound<'_, Self>,
@@ -500,6 +514,10 @@ impl Operation {
     fn __next__(this: Bound<'_, Self>) -> PyResult<Bound<'_, Self>> {
         let py = this.py();
         if this.get().is_over(py)? {
+            let value = this.get().take_result(py)?;
+            return Err(PyStopIteration::new_err((value,)));
+        }
+        if this.get().ends_soon(py)? {
             let value = this.get().take_result(py)?;
             return Err(PyStopIteration::new_err((value,)));
         }
