@@ -10,7 +10,7 @@ use tracing_subscriber::filter::LevelFilter;
 use crate::common::Common;
 use crate::dump::Dumps;
 use crate::failure::CommandFailure;
-use crate::{bench, doctor, explain, info, output, program, send, serve, simulate, topo, trace};
+use crate::{bench, doctor, explain, info, nixl, output, program, send, serve, simulate, topo, trace};
 
 /// Moves memory and files between processes and machines.
 #[derive(Parser)]
@@ -62,6 +62,9 @@ enum Command {
     /// Print a recording made with --dump, or convert it for a trace viewer
     #[command(after_help = EXIT)]
     Trace(trace::TraceArguments),
+    /// Add the plug-in MULTIRAIL to NIXL in a Python environment, or remove it
+    #[command(after_help = EXIT)]
+    Nixl(nixl::NixlArguments),
 }
 
 impl Command {
@@ -73,6 +76,7 @@ impl Command {
             Self::Info | Self::Explain(_) | Self::Doctor(_) => (true, true, false, true),
             Self::Topo(_) => (true, false, false, true),
             Self::Simulate(_) => (false, false, false, true),
+            Self::Nixl(_) => (false, false, false, true),
             Self::Trace(_) => (false, false, false, false),
         };
         let given = [
@@ -123,6 +127,7 @@ fn run_arguments(mut arguments: Arguments) -> u8 {
         Command::Send(send) => send::run(common, send),
         Command::Simulate(simulate) => simulate::run(common, simulate),
         Command::Trace(trace) => trace::run(&trace),
+        Command::Nixl(nixl) => nixl::run(common, &nixl),
     };
     match done {
         Ok(()) | Err(CommandFailure::ClosedPipe) => 0,

@@ -6,7 +6,7 @@
 //!
 //! Read the modules in this order: `command` parses the arguments and runs a subcommand, `common` has the options
 //! that all subcommands share. The subcommands are `info`, `topo`, `explain`, `doctor`, `bench`, `serve`, `send`,
-//! `simulate` and `trace`. `files` is the file protocol, `wire` sends messages between two commands, and
+//! `simulate`, `trace` and `nixl`. `files` is the file protocol, `wire` sends messages between two commands, and
 //! `connection` connects them. `output` prints, `failure` has the errors, and `dump` writes dumps.
 #![deny(unsafe_code)]
 
@@ -25,6 +25,7 @@ pub mod files;
 #[cfg(fuzzing)]
 pub mod fuzz;
 mod info;
+mod nixl;
 mod output;
 mod program;
 mod security;

@@ -9,6 +9,7 @@ mod host;
 mod kernel;
 mod libraries;
 mod limits;
+mod nixl;
 mod pages;
 mod pci;
 mod peer;
@@ -96,6 +97,7 @@ fn examine(common: &Common, arguments: &DoctorArguments) -> CommandResult<Vec<Fi
         let fix = "fix what the finding names, or remove --provider, --domains and --node";
         found.push(Check("backends").problem(failure.message(), cost, fix));
     }
+    found.extend(nixl::plugin(Check("nixl")));
     found.extend(arguments.peer.iter().map(|peer| peer::reach(Check("peer"), peer)));
     Ok(found)
 }
