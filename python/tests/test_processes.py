@@ -292,14 +292,7 @@ asyncio.run(main())
 }
 
 
-#: CPython before 3.14 ends daemon threads by pthread_exit, which unwinds the frames of Rust. In the wheel, which has an
-#: unwinder of its own, that may end the process with SIGSEGV at its exit: docs/python.md names the remedy.
-UNWINDS = pytest.mark.xfail(sys.version_info < (3, 14), strict=False, reason="pthread_exit unwinds frames of Rust")
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=UNWINDS) if "daemon thread" in name else name for name in EXITS]
-)
+@pytest.mark.parametrize("name", EXITS)
 def test_the_interpreter_exits_with(name: str) -> None:
     # The order in which CPython destroys globals decides whether it still warns.
     done = run_python(textwrap.dedent(OPEN) + EXITS[name], PYTHONWARNINGS="ignore::ResourceWarning")
