@@ -32,6 +32,7 @@ ALLOWED = {
         "multirail-topology",
         "multirail-verbs",
     },
+    "multirail-capi": {"multirail"},
     "multirail-limit": set(),
 }
 # What these crates are built from at most, and what must be no part of them.

@@ -12,12 +12,13 @@ use pyo3::types::{PyBytes, PyDict};
 use crate::errors::IntoPython;
 use crate::fork::ForkSafe;
 use crate::messages::{Notifications, RecvPool};
-use crate::operation::{Operation, Value, seconds, submitted};
+use crate::operation::{Operation, seconds, submitted};
 use crate::options::{access, path_policy};
 use crate::peer::Peer;
 use crate::region::{Catalogue, Region, cuda_memory, cuda_number, memory_of};
 use crate::returned::{NextItem, Returned};
 use crate::thread::in_thread;
+use crate::value::Value;
 
 /// Opened transports, ready to register memory and to connect to peers.
 ///

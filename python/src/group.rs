@@ -5,10 +5,11 @@ use pyo3::prelude::*;
 
 use crate::errors::IntoPython;
 use crate::fork::ForkSafe;
-use crate::operation::{Operation, Value, seconds, submitted};
+use crate::operation::{Operation, seconds, submitted};
 use crate::options::write_options;
 use crate::peer::Peer;
 use crate::region::{Region, RemoteRegion};
+use crate::value::Value;
 
 /// Peers of one fabric, in an order.
 #[pyclass(frozen, module = "multirail")]

@@ -8,8 +8,9 @@ use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
 
 use crate::fork::ForkSafe;
-use crate::operation::{Operation, Value};
+use crate::operation::Operation;
 use crate::returned::{NextItem, Returned};
+use crate::value::Value;
 
 /// Counts the arrivals of one imm from one peer.
 #[pyclass(frozen, module = "multirail")]

@@ -29,6 +29,7 @@ mod region;
 mod returned;
 mod spin;
 mod thread;
+mod value;
 
 use pyo3::prelude::*;
 

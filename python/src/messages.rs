@@ -11,8 +11,9 @@ use pyo3::types::PyBytes;
 use crate::errors::IntoPython;
 use crate::fork::ForkSafe;
 use crate::imm::Taken;
-use crate::operation::{Operation, Value};
+use crate::operation::Operation;
 use crate::returned::{NextItem, Returned};
+use crate::value::Value;
 
 /// Receives of equal size, posted on every transport. Dropping a message posts its buffer again.
 #[pyclass(frozen, module = "multirail")]

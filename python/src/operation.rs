@@ -24,41 +24,11 @@ use crate::errors::{IntoPython, exception};
 use crate::fork::ForkSafe;
 use crate::reactor::Completions;
 use crate::receipt::{Outcome, Receipt};
-use crate::returned::Returned;
 use crate::spin::{self, Spins};
+use crate::value::{Make, Value};
 
 /// How long a blocked thread goes on before it looks for signals (Ctrl-C).
 const SIGNAL_CHECK: Duration = Duration::from_millis(50);
-
-type Make = Box<dyn FnOnce(Python<'_>) -> PyResult<Py<PyAny>> + Send>;
-
-/// The result of an operation.
-pub enum Value {
-    Outcome(CoreOutcome),
-    /// Made into a Python object by the first who asks for it.
-    Lazy(Make),
-    /// An item of a stream. If nobody takes it, it goes back there.
-    Item(Make, Arc<Returned>),
-    /// `None`.
-    Nothing,
-    /// The object is in the other cell.
-    Made,
-}
-
-impl Value {
-    /// A value that is made into a Python object by `make`.
-    pub fn lazy(make: impl FnOnce(Python<'_>) -> PyResult<Py<PyAny>> + Send + 'static) -> Self {
-        Self::Lazy(Box::new(make))
-    }
-
-    /// An item that `make` makes into a Python object.
-    pub fn item(
-        home: &Arc<Returned>,
-        make: impl FnOnce(Python<'_>) -> PyResult<Py<PyAny>> + Send + 'static,
-    ) -> Self {
-        Self::Item(Box::new(make), Arc::clone(home))
-    }
-}
 
 type Task = Pin<Box<dyn Future<Output = Result<Value, Error>> + Send>>;
 

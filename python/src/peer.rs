@@ -14,10 +14,11 @@ use crate::fork::ForkSafe;
 use crate::imm::ImmCounter;
 use crate::indices::{Selected, pages};
 use crate::list::{LocalList, RemoteList};
-use crate::operation::{Operation, Value, submitted};
+use crate::operation::{Operation, submitted};
 use crate::options::{bytes_like, path_policy, read_options, send_options, write_options};
 use crate::region::{COPY_WITH_GIL, Region, RemoteRegion};
 use crate::thread::in_thread;
+use crate::value::Value;
 
 /// A lookup ends when its peer does.
 const FOREVER: Duration = Duration::from_secs(u32::MAX as u64);

@@ -9,7 +9,7 @@ use std::task::{Context, Poll, Waker};
 use multirail::Error;
 use pyo3::prelude::*;
 
-use crate::operation::Value;
+use crate::value::Value;
 
 /// The items that a stream gives out again, before new ones: those of operations that were cancelled or dropped after they
 /// had taken an item.

@@ -7,7 +7,8 @@ use std::thread::Builder;
 use multirail::Error;
 use pyo3::prelude::*;
 
-use crate::operation::{Operation, Value};
+use crate::operation::Operation;
+use crate::value::Value;
 
 /// What the thread has to say, and whom it wakes.
 #[derive(Default)]
