@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from pathlib import Path
 
 import pytest
 from conftest import LIMIT, check_clean, child, line_of, pattern, run_python, tell
@@ -356,3 +357,22 @@ def test_ctrl_c_interrupts_a_running_loop() -> None:
         process.send_signal(signal.SIGINT)
         assert (line_of(process), line_of(process)) == ("interrupted", "closed")
         assert process.wait(LIMIT) == 0
+
+
+def test_the_command_for_nixl(tmp_path: Path) -> None:
+    plugins = tmp_path / "lib/python3.12/site-packages/.nixl_cu12.mesonpy.libs/plugins"
+    plugins.mkdir(parents=True)
+    built = tmp_path / "built.so"
+    built.write_bytes(b"the plug-in")
+    places = ["--venv", str(tmp_path), "--plugin", str(built)]
+
+    def run(action: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "multirail.nixl", action, *places]
+        return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)
+
+    assert run("status").returncode == 1
+    assert run("install").returncode == 0
+    assert (plugins / "libplugin_MULTIRAIL.so").read_bytes() == b"the plug-in"
+    assert run("status").returncode == 0
+    assert run("uninstall").returncode == 0
+    assert list(plugins.iterdir()) == []
