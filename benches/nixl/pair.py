@@ -3,7 +3,7 @@
     python3 pair.py BACKEND          memory of the host, allocated by numpy
     python3 pair.py BACKEND cuda     memory of two GPUs, allocated by torch
 
-The initiator starts the target. It serves the commands of `LOADS`, one a line of its input, and answers each with a line
+The initiator starts the target. It serves the names of its loads, one a line of its input, and answers each with a line
 of JSON. It ends with its input. Needs NIXL, numpy, and torch for GPUs.
 """
 

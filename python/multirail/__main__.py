@@ -18,7 +18,7 @@ def run(arguments: list[str]) -> None:
     # Python would turn Ctrl-C into an exception that nobody here handles; the command has a handler of its own.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     if PLUGIN.exists():
-        os.environ.setdefault("MULTIRAIL_NIXL_PLUGIN", str(PLUGIN))
+        os.environ.setdefault("MULTIRAIL_PLUGIN_FILE", str(PLUGIN))
     sys.exit(_native._run_command(["multirail", *arguments], [sys.executable, "-m", "multirail"]))
 
 

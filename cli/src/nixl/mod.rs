@@ -13,7 +13,7 @@ use super::{Common, output, program};
 pub use installation::{Installation, PLUGIN_FILE, PluginState};
 
 /// The variable that names the plug-in's file.
-const PLUGIN_VARIABLE: &str = "MULTIRAIL_NIXL_PLUGIN";
+const PLUGIN_VARIABLE: &str = "MULTIRAIL_PLUGIN_FILE";
 
 #[derive(clap::Args)]
 pub struct NixlArguments {
@@ -41,7 +41,7 @@ struct Places {
     #[arg(long, value_name = "DIR")]
     venv: Option<PathBuf>,
 
-    /// The plug-in's file [MULTIRAIL_NIXL_PLUGIN, or libplugin_MULTIRAIL.so beside this command]
+    /// The plug-in's file [MULTIRAIL_PLUGIN_FILE, or libplugin_MULTIRAIL.so beside this command]
     #[arg(long, value_name = "FILE")]
     plugin: Option<PathBuf>,
 }
