@@ -249,8 +249,8 @@ Status Engine::load_connection_info(const std::string &agent, const std::string 
 Status Engine::load_remote_memory(const nixl_abi::BlobRange &range, const nixl_abi::MemoryKind &,
                                   const std::string &agent, nixl_abi::Memory *&out) {
     if (!remote(agent)) {
-        complain(local_agent(), "the metadata of agent " + agent + " says nothing of the way to it; load metadata with " +
-                                    "connection information first");
+        complain(local_agent(), "the metadata of agent " + agent + " says nothing of the way to it; first load " +
+                                    "metadata with connection information");
         return nixl_abi::kNotFound;
     }
     auto descriptor = unwrap_descriptor(range.blob);

@@ -158,7 +158,8 @@ Status Transfer::await_drain() {
     return fail(error_);
 }
 
-/// Tells of an error, and notes it as the result of the post. If the agent is gone, the next post connects and plans anew.
+/// Tells of an error, and notes it as the result of the post. If the agent is gone, the next post connects and plans
+/// anew.
 Status Transfer::fail(mr_status status) {
     complain(sender_, "a transfer with agent " + agent_->name() + " has failed: " + why_);
     if (to_status(status) == nixl_abi::kRemoteDisconnect) {

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from nixl_pairs import BACKEND, PAGE, finish, make_agent, next_name, notifications, pair, pattern, register, rows
 from nixl._api import nixlBind
+from nixl_pairs import BACKEND, PAGE, finish, make_agent, next_name, notifications, pair, pattern, register, rows
 
 
 def test_the_plugin_is_listed() -> None:

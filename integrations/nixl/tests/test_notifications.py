@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 
 import pytest
-from nixl_pairs import PAGE, Pair, finish, make_agent, next_name, notifications, pair, pattern, register, rows, until
 from nixl._api import nixl_thread_sync_t, nixlBind
+from nixl_pairs import PAGE, Pair, finish, make_agent, next_name, notifications, pair, pattern, register, rows, until
 
 #: The kinds of bytes that a message may have.
 MESSAGES = [b"x", b"\x00", b"with\x00zero", bytes(range(256)), b"long" * 5000]
@@ -88,7 +88,7 @@ def test_agents_in_a_ring() -> None:
     """Each agent writes to the next one, and all know all."""
     agents = [make_agent(next_name("ring")) for _ in range(5)]
     memories = [pattern(4 * PAGE, i) for i in range(5)]
-    for agent, memory in zip(agents, memories):
+    for agent, memory in zip(agents, memories, strict=True):
         register(agent, memory)
     metadata = [agent.get_agent_metadata() for agent in agents]
     for i, agent in enumerate(agents):

@@ -9,9 +9,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from nixl_pairs import BACKEND, PAGE, PATIENCE, end_of, finish, make_agent, next_name, notifications, pattern, register
-from nixl_pairs import rows
 from nixl._api import nixlBind
+from nixl_pairs import (
+    BACKEND,
+    PAGE,
+    PATIENCE,
+    end_of,
+    finish,
+    make_agent,
+    next_name,
+    notifications,
+    pattern,
+    register,
+    rows,
+)
 from target_process import Target, checksum
 
 #: Milliseconds; the deadlines of the agents of these tests.

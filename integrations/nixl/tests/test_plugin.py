@@ -9,8 +9,8 @@ import subprocess
 import sys
 
 import pytest
-from nixl_pairs import BACKEND, make_agent, next_name
 from nixl._api import nixlBind
+from nixl_pairs import BACKEND, make_agent, next_name
 
 pytestmark = pytest.mark.multirail_only
 

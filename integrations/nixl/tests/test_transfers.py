@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from nixl._api import nixlBind
 from nixl_pairs import (
     PAGE,
     end_of,
@@ -21,7 +22,6 @@ from nixl_pairs import (
     rows,
     until,
 )
-from nixl._api import nixlBind
 
 REGIONS = 80
 
@@ -61,7 +61,7 @@ def test_lengths_of_all_kinds(operation: str) -> None:
         lengths = [1, 3, 17, 4095, 4096, 4097, 65536, 100_001]
         starts = np.cumsum([5, *lengths])[:-1].tolist()
         sides = [
-            it.a.get_xfer_descs([(array.ctypes.data + at, n, 0) for at, n in zip(starts, lengths)], "DRAM")
+            it.a.get_xfer_descs([(array.ctypes.data + at, n, 0) for at, n in zip(starts, lengths, strict=True)], "DRAM")
             for array in (it.here, it.there)
         ]
         before_here, before_there = it.here.copy(), it.there.copy()
@@ -83,11 +83,13 @@ def test_strided(kind: str) -> None:
         block, count = 512, 40
         starts, strides = (it.here.ctypes.data + 64, it.there.ctypes.data + 128), (2048, 2560)
         if kind == "rows of blocks":
-            lists = [np.array([[at, block, 0, stride, count]], np.uint64) for at, stride in zip(starts, strides)]
+            lists = [
+                np.array([[at, block, 0, stride, count]], np.uint64) for at, stride in zip(starts, strides, strict=True)
+            ]
         else:
             lists = [
                 np.array([[at + i * stride, block, 0] for i in range(count)], np.uint64)
-                for at, stride in zip(starts, strides)
+                for at, stride in zip(starts, strides, strict=True)
             ]
         local = it.a.prep_xfer_dlist("NIXL_INIT_AGENT", lists[0], "DRAM")
         remote = it.a.prep_xfer_dlist(it.b.name, lists[1], "DRAM")
