@@ -30,16 +30,28 @@ PACKAGES = ["nixl==1.5.1", "nixl-cu12==1.5.1", "numpy"]
 HOST = ["4 KiB", "256 x 4 KiB", "256 x 64 KiB", "112,000 x 1 KiB"]
 GPU = ["4096 x 64 KiB", "16384 x 16 KiB", "65536 x 4 KiB"]
 #: At least how many times faster than UCX.
-BOUNDS = {"4 KiB": 1, "256 x 4 KiB": 2.5, "256 x 64 KiB": 2, "112,000 x 1 KiB": 5,
-          "4096 x 64 KiB": 30, "16384 x 16 KiB": 80, "65536 x 4 KiB": 300}
+BOUNDS = {
+    "4 KiB": 1,
+    "256 x 4 KiB": 2.5,
+    "256 x 64 KiB": 2,
+    "112,000 x 1 KiB": 5,
+    "4096 x 64 KiB": 30,
+    "16384 x 16 KiB": 80,
+    "65536 x 4 KiB": 300,
+}
 #: At most this part of UCX's processor time for a byte, over all loads of pages.
 PROCESSOR_BOUND, PROCESSOR_LOAD = 0.5, "256 x 64 KiB"
 
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--plugins", metavar="FOLDER", type=Path, default=ROOT / "target/nixl",
-                        help="what integrations/nixl/build has made [target/nixl]")
+    parser.add_argument(
+        "--plugins",
+        metavar="FOLDER",
+        type=Path,
+        default=ROOT / "target/nixl",
+        help="what integrations/nixl/build has made [target/nixl]",
+    )
     parser.add_argument("--python", metavar="PATH", type=Path, help="a Python that has NIXL and numpy")
     parser.add_argument("--cuda", action="store_true", help="memory of two GPUs")
     parser.add_argument("--rounds", type=int, default=9, help="[9]")
@@ -117,10 +129,17 @@ def row(load, pairs):
     bound = f"{BOUNDS[load]}x"
     if load == PROCESSOR_LOAD:
         bound, holds = f"{bound}, CPU {PROCESSOR_BOUND}", holds and busy <= PROCESSOR_BOUND
-    return {"NIXL over multirail": load, "UCX, µs": median(ucx, "us"), "multirail, µs": median(ours, "us"),
-            "nothing, µs": median(null, "us"), "times faster": faster, "UCX, CPU s/GB": median(ucx, "cpu_s_per_gb"),
-            "multirail, CPU s/GB": median(ours, "cpu_s_per_gb"), "CPU ratio": busy,
-            "bound": f"{'holds' if holds else 'missed'}: {bound}"}
+    return {
+        "NIXL over multirail": load,
+        "UCX, µs": median(ucx, "us"),
+        "multirail, µs": median(ours, "us"),
+        "nothing, µs": median(null, "us"),
+        "times faster": faster,
+        "UCX, CPU s/GB": median(ucx, "cpu_s_per_gb"),
+        "multirail, CPU s/GB": median(ours, "cpu_s_per_gb"),
+        "CPU ratio": busy,
+        "bound": f"{'holds' if holds else 'missed'}: {bound}",
+    }
 
 
 def main():

@@ -41,8 +41,10 @@ HOST_LOADS = {
     "256 x 64 KiB": Load(256, 64 * KIB, 60),
     "112,000 x 1 KiB": Load(112_000, KIB, 1, makes_handles=True),
 }
-GPU_LOADS = {f"{256 * MIB // page} x {page // KIB} KiB": Load(256 * MIB // page, page, 3) for page in
-             (64 * KIB, 16 * KIB, 4 * KIB)}
+GPU_LOADS = {
+    f"{256 * MIB // page} x {page // KIB} KiB": Load(256 * MIB // page, page, 3)
+    for page in (64 * KIB, 16 * KIB, 4 * KIB)
+}
 
 
 class Side:

@@ -53,7 +53,9 @@ def initiator(loses_card: bool) -> None:
     pipe = subprocess.PIPE
     # The fault is the initiator's.
     environment = {name: value for name, value in os.environ.items() if name != "EFA_SIM_FAULTS"}
-    started = subprocess.Popen([sys.executable, __file__, "target"], stdin=pipe, stdout=pipe, text=True, env=environment)
+    started = subprocess.Popen(
+        [sys.executable, __file__, "target"], stdin=pipe, stdout=pipe, text=True, env=environment
+    )
     assert started.stdin is not None and started.stdout is not None
     output = started.stdout
     told = json.loads(next(line for line in output if line.startswith("{")))
