@@ -24,7 +24,7 @@ struct Arguments {
 }
 
 /// The exit codes of most commands, for `--help`.
-const EXIT: &str = "Exit code: 0 if the command did its work, 1 if it failed (stderr has the reason), 2 if the arguments are \
+pub const EXIT: &str = "Exit code: 0 if the command did its work, 1 if it failed (stderr has the reason), 2 if the arguments are \
     invalid.";
 
 #[derive(Subcommand)]

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use clap::Subcommand;
 use serde::Serialize;
 
+use super::command::EXIT;
 use super::failure::{CommandFailure, CommandResult};
 use super::output::TextTable;
 use super::{Common, output, program};
@@ -24,8 +25,10 @@ pub struct NixlArguments {
 #[derive(Subcommand)]
 enum Action {
     /// Copy the plug-in into each wheel of NIXL (nixl-cu12, nixl-cu13) in the environment
+    #[command(after_help = EXIT)]
     Install(Places),
     /// Remove the plug-in from them
+    #[command(after_help = EXIT)]
     Uninstall(Places),
     /// Show the wheels, and whether they have the plug-in
     #[command(
