@@ -77,6 +77,25 @@ class Pair:
         self.process.wait()
 
 
+def measure(pairs, commands, rounds):
+    """Lets the pairs take turns at each command, one round more than is kept: the first warms up."""
+    for number in range(rounds + 1):
+        for command in commands:
+            for pair in pairs:
+                pair.round(command, kept=number > 0)
+        print(f"round {number} of {rounds}" if number else "warm", file=sys.stderr, flush=True)
+
+
+def run_program(name, program):
+    """Runs a measurement. What fails it becomes one sentence."""
+    # Python runs `finally` then.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(f"{name}: terminated"))
+    try:
+        program()
+    except (Failed, BrokenPipeError, subprocess.CalledProcessError) as why:
+        sys.exit(f"{name}: {why}")
+
+
 def installed(directory, packages):
     """The Python of a virtual environment that has these packages. Makes it if it is not there."""
     python = directory / "bin/python"

@@ -15,16 +15,14 @@ import argparse
 import json
 import os
 import shutil
-import signal
 import statistics
-import subprocess
 import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from side_by_side import ROOT, Failed, Pair, installed, table, versions  # noqa: E402
+from side_by_side import ROOT, Failed, Pair, installed, measure, run_program, table, versions  # noqa: E402
 
 PACKAGES = ["nixl==1.5.1", "nixl-cu12==1.5.1", "numpy"]
 HOST = ["4 KiB", "256 x 4 KiB", "256 x 64 KiB", "112,000 x 1 KiB"]
@@ -93,11 +91,7 @@ def compare(given):
             only = {} if backend == "UCX" else {"NIXL_PLUGIN_DIR": str(plugins)}
             pairs.append(Pair(backend, command, settings | only))
             pairs[-1].await_ready()
-        for number in range(given.rounds + 1):
-            for load in loads:
-                for pair in pairs:
-                    pair.round(load, kept=number > 0)
-            print(f"round {number} of {given.rounds}" if number else "warm", file=sys.stderr, flush=True)
+        measure(pairs, loads, given.rounds)
         for pair in pairs[:2]:
             pair.round("arrived", kept=True)
             if not pair.rounds["arrived"][0]["arrived"]:
@@ -142,14 +136,5 @@ def row(load, pairs):
     }
 
 
-def main():
-    # Python runs `finally` then.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("compare.py: terminated"))
-    try:
-        compare(arguments())
-    except (Failed, BrokenPipeError, subprocess.CalledProcessError) as why:
-        sys.exit(f"compare.py: {why}")
-
-
 if __name__ == "__main__":
-    main()
+    run_program("compare.py", lambda: compare(arguments()))

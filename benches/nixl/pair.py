@@ -26,7 +26,7 @@ LIMIT_S = 120
 
 @dataclass
 class Load:
-    """So many scattered writes of `page` bytes as one transfer, `times` of them in a round."""
+    """A transfer writes `pages` scattered pages of `page` bytes. A round has `times` transfers."""
 
     pages: int
     page: int

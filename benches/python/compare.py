@@ -13,7 +13,6 @@ import argparse
 import json
 import os
 import shutil
-import signal
 import statistics
 import subprocess
 import sys
@@ -22,7 +21,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from side_by_side import ROOT, Failed, Pair, installed, table, versions  # noqa: E402
+from side_by_side import ROOT, Failed, Pair, installed, measure, run_program, table, versions  # noqa: E402
 
 PACKAGES = ["nixl==1.5.1", "nixl-cu12==1.5.1", "numpy"]
 RUST, PYTHON, NIXL = "multirail, Rust", "multirail, Python", "NIXL's Python over UCX"
@@ -87,10 +86,7 @@ def compare(given):
         for name, command in commands.items():
             pairs.append(Pair(name, command, {"NIXL_LOG_LEVEL": "WARN", **os.environ}))
             pairs[-1].await_ready()
-        for number in range(given.rounds + 1):
-            for pair in pairs:
-                pair.round("calls", kept=number > 0)
-            print(f"round {number} of {given.rounds}" if number else "warm", file=sys.stderr, flush=True)
+        measure(pairs, ["calls"], given.rounds)
     finally:
         for pair in pairs:
             pair.end()
@@ -107,14 +103,5 @@ def compare(given):
         given.json.write_text(json.dumps(results, indent=1) + "\n")
 
 
-def main():
-    # Python runs `finally` then.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("compare.py: terminated"))
-    try:
-        compare(arguments())
-    except (Failed, BrokenPipeError, subprocess.CalledProcessError) as why:
-        sys.exit(f"compare.py: {why}")
-
-
 if __name__ == "__main__":
-    main()
+    run_program("compare.py", lambda: compare(arguments()))

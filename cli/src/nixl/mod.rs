@@ -32,7 +32,8 @@ enum Action {
     Uninstall(Places),
     /// Show the wheels, and whether they have the plug-in
     #[command(
-        after_help = "Exit code: 0 if every wheel has this plug-in, 1 if one has not, or there is no wheel."
+        after_help = "Exit code: 0 if every wheel has this plug-in, 1 if one has not or there is no wheel, 2 if the \
+            arguments are invalid."
     )]
     Status(Places),
 }

@@ -35,7 +35,7 @@ def test_parameters_are_listed() -> None:
     agent = make_agent(next_name("lone"))
     listed = agent.get_plugin_params(BACKEND)
     assert set(KNOWN) <= set(listed) and listed["deadline_ms"] == "30000"
-    # What is listed may be passed on as it is.
+    # A caller may pass the whole list on unchanged.
     make_agent(next_name("lone"), listed)
 
 
