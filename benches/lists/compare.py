@@ -17,7 +17,6 @@ import argparse
 import json
 import os
 import shutil
-import signal
 import statistics
 import sys
 from pathlib import Path
@@ -25,7 +24,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from side_by_side import ROOT, Failed, Pair, installed, table, versions  # noqa: E402
+from side_by_side import ROOT, Failed, Pair, installed, measure, run_program, table, versions  # noqa: E402
 
 PACKAGES = ["nixl==1.5.1", "nixl-cu12==1.5.1", "numpy"]
 OURS, PRIVATE, NIXL = "multirail", "multirail, private memory", "NIXL over UCX"
@@ -46,21 +45,12 @@ def rows(pairs, direction):
     for name, words in TIMES.items():
         row = {"direction": direction, "what": words}
         for pair in pairs:
-            row[f"{pair.name}, ms"] = median(pair.rounds[direction], name) / 1e3
+            row[f"{pair.name}, ms"] = statistics.median(times[name] for times in pair.rounds[direction]) / 1e3
         for pair in pairs[:-1]:
             # Of the rounds that follow each other: both had the same neighbours on the machine.
             ratios = [b[name] / a[name] for a, b in zip(pair.rounds[direction], theirs)]
             row[f"NIXL / {pair.name}"] = statistics.median(ratios)
         yield row
-
-
-def measured(pairs, rounds):
-    """Runs the rounds: ours, theirs, ours, theirs. The first one brings connections and mappings up."""
-    for number in range(rounds + 1):
-        for direction in ("write", "read"):
-            for pair in pairs:
-                pair.round(direction, kept=number > 0)
-        print(f"round {number} of {rounds}" if number else "warm", file=sys.stderr, flush=True)
 
 
 def arguments():
@@ -100,7 +90,7 @@ def compare(given):
         for name, command in commands.items():
             pairs.append(Pair(name, command, {"NIXL_LOG_LEVEL": "WARN", **os.environ}))
             pairs[-1].await_ready()
-        measured(pairs, given.rounds)
+        measure(pairs, ("write", "read"), given.rounds)
     finally:
         for pair in pairs:
             pair.end()
@@ -113,14 +103,5 @@ def compare(given):
         given.json.write_text(json.dumps(kept, indent=1) + "\n")
 
 
-def main():
-    # Python runs `finally` then.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("compare.py: terminated"))
-    try:
-        compare(arguments())
-    except (Failed, BrokenPipeError) as why:
-        sys.exit(f"compare.py: {why}")
-
-
 if __name__ == "__main__":
-    main()
+    run_program("compare.py", lambda: compare(arguments()))

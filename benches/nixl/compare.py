@@ -25,14 +25,16 @@ sys.path.insert(0, str(HERE.parent))
 from side_by_side import ROOT, Failed, Pair, installed, measure, run_program, table, versions  # noqa: E402
 
 PACKAGES = ["nixl==1.5.1", "nixl-cu12==1.5.1", "numpy"]
-HOST = ["4 KiB", "256 x 4 KiB", "256 x 64 KiB", "112,000 x 1 KiB"]
+HOST = ["4 KiB", "256 x 4 KiB", "256 x 4 KiB with gaps", "256 x 64 KiB", "112,000 x 1 KiB", "112,000 x 1 KiB with gaps"]
 GPU = ["4096 x 64 KiB", "16384 x 16 KiB", "65536 x 4 KiB"]
 #: At least how many times faster than UCX.
 BOUNDS = {
     "4 KiB": 1,
     "256 x 4 KiB": 2.5,
+    "256 x 4 KiB with gaps": 2.5,
     "256 x 64 KiB": 2,
     "112,000 x 1 KiB": 5,
+    "112,000 x 1 KiB with gaps": 5,
     "4096 x 64 KiB": 30,
     "16384 x 16 KiB": 80,
     "65536 x 4 KiB": 300,

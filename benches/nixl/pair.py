@@ -26,20 +26,28 @@ LIMIT_S = 120
 
 @dataclass
 class Load:
-    """A transfer writes `pages` scattered pages of `page` bytes. A round has `times` transfers."""
+    """A transfer writes `pages` pages of `page` bytes in random order. A round has `times` transfers."""
 
     pages: int
     page: int
     times: int
     #: Whether each transfer has a handle of its own, whose making is measured too.
     makes_handles: bool = False
+    #: The bytes between two pages that are neighbours in memory. Without gaps the pages fill a range on each side.
+    gap: int = 0
+
+    @property
+    def span(self):
+        return self.pages * (self.page + self.gap)
 
 
 HOST_LOADS = {
     "4 KiB": Load(1, 4 * KIB, 4000),
     "256 x 4 KiB": Load(256, 4 * KIB, 400),
     "256 x 64 KiB": Load(256, 64 * KIB, 60),
+    "256 x 4 KiB with gaps": Load(256, 4 * KIB, 400, gap=4 * KIB),
     "112,000 x 1 KiB": Load(112_000, KIB, 1, makes_handles=True),
+    "112,000 x 1 KiB with gaps": Load(112_000, KIB, 1, makes_handles=True, gap=KIB),
 }
 GPU_LOADS = {
     f"{256 * MIB // page} x {page // KIB} KiB": Load(256 * MIB // page, page, 3)
@@ -67,32 +75,37 @@ class Side:
         described = self.agent.get_reg_descs([(self.address, length, self.device, "")], self.kind)
         self.agent.register_memory(described, backends=[backend])
 
-    def has(self, value):
-        """Whether each byte has this value."""
-        return bool((self.memory == value).all())
+    def has(self, value, length):
+        """Whether each of the first `length` bytes has this value."""
+        return bool((self.memory[:length] == value).all())
 
 
 def memory_of(loads):
-    return max(load.pages * load.page for load in loads.values())
+    return max(load.span for load in loads.values())
 
 
-def target(backend, on_gpu, length):
+def written_of(loads):
+    """How many bytes at the start of the target's memory are written once every load has run."""
+    return max(load.span for load in loads.values() if not load.gap)
+
+
+def target(backend, on_gpu, loads):
+    length = memory_of(loads)
     side = Side("target", backend, on_gpu, 1, length)
     metadata = base64.b64encode(side.agent.get_agent_metadata()).decode()
     print(json.dumps({"metadata": metadata, "address": side.address, "device": side.device}), flush=True)
     for _ in sys.stdin:
-        print(json.dumps({"arrived": side.has(1)}), flush=True)
+        print(json.dumps({"arrived": side.has(1, written_of(loads))}), flush=True)
 
 
 class Initiator:
     def __init__(self, backend, on_gpu, loads):
-        self.length = memory_of(loads)
-        command = [sys.executable, __file__, backend, "cuda" if on_gpu else "host", "target", str(self.length)]
+        command = [sys.executable, __file__, backend, "cuda" if on_gpu else "host", "target"]
         pipe = subprocess.PIPE
         self.started = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
         self.told = self.answer()
         self.backend = backend
-        self.side = Side("initiator", backend, on_gpu, 0, self.length)
+        self.side = Side("initiator", backend, on_gpu, 0, memory_of(loads))
         self.agent = self.side.agent
         self.peer = self.agent.add_remote_agent(base64.b64decode(self.told["metadata"]))
 
@@ -101,7 +114,7 @@ class Initiator:
 
     def lists(self, load):
         """Prepared lists of all pages: this side's, and the target's."""
-        offsets = np.arange(load.pages, dtype=np.uint64) * np.uint64(load.page)
+        offsets = np.arange(load.pages, dtype=np.uint64) * np.uint64(load.page + load.gap)
 
         def described(address, device):
             rows = np.empty((load.pages, 3), np.uint64)
@@ -156,7 +169,7 @@ class Initiator:
         return time.process_time() + (int(ticks[11]) + int(ticks[12])) / os.sysconf("SC_CLK_TCK")
 
     def arrived(self):
-        """Whether the whole of the target's memory was written."""
+        """Whether the target's memory was written, as far as a load fills it."""
         self.started.stdin.write("arrived\n")
         self.started.stdin.flush()
         return self.answer()["arrived"]
@@ -169,9 +182,9 @@ class Initiator:
 def main():
     backend, where, *rest = [*sys.argv[1:], "host"][: max(2, len(sys.argv) - 1)]
     on_gpu = where == "cuda"
-    if rest:
-        return target(backend, on_gpu, int(rest[1]))
     loads = GPU_LOADS if on_gpu else HOST_LOADS
+    if rest:
+        return target(backend, on_gpu, loads)
     initiator = Initiator(backend, on_gpu, loads)
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:

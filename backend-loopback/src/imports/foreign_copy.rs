@@ -3,6 +3,9 @@
 //! [`probe`](crate::other_process::vm_call::probe) has found out at the import that the kernel allows the calls. A
 //! peer's pid may belong to another program by the time of a call, so each call checks that with a
 //! [`GuardPage`].
+//!
+//! The kernel looks the pages of each remote piece up, which takes longer than to copy 1 KiB. So neighbours in remote
+//! memory are one remote piece, wherever their local spans are.
 
 use libc::iovec;
 use multirail_spi::{ErrorKind, Status, WorkKind, WorkRequest};
@@ -20,8 +23,9 @@ const MAX_PIECES: usize = 1023;
 pub(crate) struct ForeignBatch {
     kind: Option<WorkKind>,
     guard: Option<GuardPage>,
-    /// The first piece, here and in `remote`, is reserved for the guard page.
+    /// The local spans: one for each request. The first piece, here and in `remote`, is reserved for the guard page.
     local: Vec<iovec>,
+    /// The same bytes in remote memory.
     remote: Vec<iovec>,
     ids: Vec<u64>,
     outcomes: Vec<Result<(), Status>>,
@@ -55,7 +59,12 @@ impl ForeignBatch {
             self.remote.push(EMPTY);
         }
         self.local.push(local);
-        self.remote.push(remote);
+        match self.remote[1..].last_mut() {
+            Some(last) if last.iov_base.wrapping_byte_add(last.iov_len) == remote.iov_base => {
+                last.iov_len += remote.iov_len;
+            }
+            _ => self.remote.push(remote),
+        }
     }
 
     /// Moves the bytes of all requests, and calls `each` with the outcome of each one, in order.
@@ -99,8 +108,8 @@ fn pieces(request: &WorkRequest, address: u64) -> [iovec; 2] {
     ]
 }
 
-/// Moves the pieces of `local` and `remote`, of which the first is reserved for the guard page. Closes the connection
-/// if the peer is dead.
+/// Moves the pieces of `local` and `remote`, of which the first is reserved for the guard page. Each local piece has an
+/// outcome. Closes the connection if the peer is dead.
 unsafe fn copy_pieces(
     target: &Outbound,
     guard: GuardPage,
@@ -128,7 +137,7 @@ unsafe fn copy_pieces(
     }
 }
 
-/// Calls the kernel until every piece has an outcome.
+/// Calls the kernel until every local piece has an outcome.
 unsafe fn run_calls(
     pid: libc::pid_t,
     guard: GuardPage,
@@ -140,24 +149,33 @@ unsafe fn run_calls(
     let is_read = kind == WorkKind::Read;
     let call = if is_read { libc::process_vm_readv } else { libc::process_vm_writev };
     let total = local.len() - 1;
+    // The remote pieces that are done.
+    let mut used = 0;
     while outcomes.len() < total {
         let at = outcomes.len();
         let mut word = if is_read { 0 } else { guard.word() };
         // The guard page replaces the last piece that is done.
-        [local[at], remote[at]] = guard.pieces(&mut word);
-        let (local, remote) = (&mut local[at..], &mut remote[at..]);
-        let count = local.len() as libc::c_ulong;
+        [local[at], remote[used]] = guard.pieces(&mut word);
+        let (local, remote) = (&mut local[at..], &mut remote[used..]);
+        let [locals, remotes] = [local.len(), remote.len()].map(|count| count as libc::c_ulong);
         // SAFETY: the local spans are valid by the caller, and `word` is a local variable; the kernel checks the
         // others.
-        let moved = unsafe { call(pid, local.as_ptr(), count, remote.as_ptr(), count, 0) };
+        let moved = unsafe { call(pid, local.as_ptr(), locals, remote.as_ptr(), remotes, 0) };
         match usize::try_from(moved) {
             // Another address space, with another word at the guard page's address.
             Ok(moved) if moved < GuardPage::LEN || word != guard.word() => {
                 outcomes.resize(total, Err(status(ErrorKind::PeerDied)));
             }
             // The call moved the guard page alone: the piece after it is at fault.
-            Ok(GuardPage::LEN) => outcomes.push(Err(errno_status(libc::EFAULT))),
-            Ok(moved) => advance(&mut local[1..], &mut remote[1..], moved - GuardPage::LEN, outcomes),
+            Ok(GuardPage::LEN) => {
+                outcomes.push(Err(errno_status(libc::EFAULT)));
+                used += skip(&mut remote[1..], local[1].iov_len);
+            }
+            Ok(moved) => {
+                let moved = moved - GuardPage::LEN;
+                outcomes.resize(at + skip(&mut local[1..], moved), Ok(()));
+                used += skip(&mut remote[1..], moved);
+            }
             Err(_) => match std::io::Error::last_os_error().raw_os_error().unwrap_or(0) {
                 libc::EINTR => {}
                 // Another address space, with nothing mapped at the guard page's address.
@@ -168,28 +186,24 @@ unsafe fn run_calls(
     }
 }
 
-/// Records the pieces that lie within the first `moved` bytes as done, and cuts the moved part off the next piece.
-fn advance(
-    local: &mut [iovec],
-    remote: &mut [iovec],
-    mut moved: usize,
-    outcomes: &mut Vec<Result<(), Status>>,
-) {
-    for (local, remote) in local.iter_mut().zip(remote) {
-        if moved < local.iov_len {
-            for piece in [local, remote] {
-                piece.iov_base = piece.iov_base.wrapping_byte_add(moved);
-                piece.iov_len -= moved;
-            }
-            return;
+/// Returns how many pieces lie within the first `bytes` bytes, and cuts the rest of these bytes off the next piece.
+fn skip(pieces: &mut [iovec], mut bytes: usize) -> usize {
+    for (number, piece) in pieces.iter_mut().enumerate() {
+        if bytes < piece.iov_len {
+            piece.iov_base = piece.iov_base.wrapping_byte_add(bytes);
+            piece.iov_len -= bytes;
+            return number;
         }
-        moved -= local.iov_len;
-        outcomes.push(Ok(()));
+        bytes -= piece.iov_len;
     }
+    pieces.len()
 }
 
 #[cfg(test)]
 mod tests {
+    use multirail_spi::PeerSlot;
+    use multirail_spi::copy::CopyStrategy;
+
     use super::*;
 
     #[test]
@@ -234,11 +248,72 @@ mod tests {
     #[test]
     fn a_partial_transfer_goes_on_where_it_stopped() {
         let piece = |n: usize, len| iovec { iov_base: std::ptr::without_provenance_mut(n), iov_len: len };
-        let (mut here, mut there) = ([piece(100, 10), piece(200, 10)], [piece(300, 10), piece(400, 10)]);
-        let mut outcomes = Vec::new();
-        advance(&mut here, &mut there, 13, &mut outcomes);
-        assert_eq!(outcomes.len(), 1);
-        assert_eq!((here[1].iov_base as usize, here[1].iov_len), (203, 7));
-        assert_eq!((there[1].iov_base as usize, there[1].iov_len), (403, 7));
+        let mut pieces = [piece(100, 10), piece(200, 10)];
+        assert_eq!(skip(&mut pieces, 13), 1);
+        assert_eq!((pieces[1].iov_base as usize, pieces[1].iov_len), (203, 7));
+        assert_eq!(skip(&mut pieces[1..], 7), 1);
+    }
+
+    /// Neighbours in remote memory are one piece there. A page in it that may not be used fails the requests that lie
+    /// in it, and no others.
+    #[test]
+    fn neighbours_share_a_remote_piece_and_no_fault() {
+        let page = rustix::param::page_size();
+        let mut from: Vec<u8> = (0..4 * page).map(|at| (at / (page / 2)) as u8 + 1).collect();
+        for (kind, first_bad) in [(WorkKind::Write, 1), (WorkKind::Read, 2)] {
+            // SAFETY: a mapping of its own.
+            let to = unsafe {
+                rustix::mm::mmap_anonymous(
+                    std::ptr::null_mut(),
+                    4 * page,
+                    rustix::mm::ProtFlags::READ | rustix::mm::ProtFlags::WRITE,
+                    rustix::mm::MapFlags::PRIVATE,
+                )
+            }
+            .unwrap();
+            let bad = to.wrapping_byte_add(first_bad * page);
+            // SAFETY: a page of the mapping, which nothing refers to.
+            unsafe { rustix::mm::mprotect(bad, page, rustix::mm::MprotectFlags::empty()) }.unwrap();
+
+            let (mut batch, guard) = (ForeignBatch::default(), GuardPage::own().unwrap());
+            // Half a page each, in the reverse order here.
+            for half in 0..8 {
+                let request = WorkRequest {
+                    id: half as u64,
+                    peer: PeerSlot(0),
+                    kind,
+                    local: from.as_mut_ptr().wrapping_add((7 - half) * page / 2),
+                    lkey: 0,
+                    len: page as u64 / 2,
+                    remote: 0,
+                    rkey: 0,
+                    imm: None,
+                    strategy: CopyStrategy::Plain,
+                };
+                batch.push(&request, (guard, to as u64 + (half * page / 2) as u64));
+            }
+            assert_eq!(batch.remote.len(), 2, "the guard page's and one more");
+            let (mut outcomes, pid) = (Vec::new(), std::process::id() as libc::pid_t);
+            // SAFETY: the local pieces lie in `from`.
+            unsafe { run_calls(pid, guard, kind, &mut batch.local, &mut batch.remote, &mut outcomes) };
+            for (half, outcome) in outcomes.iter().enumerate() {
+                let expected = if half / 2 == first_bad { Err(errno_status(libc::EFAULT)) } else { Ok(()) };
+                assert_eq!(*outcome, expected, "{kind:?}, half {half}");
+            }
+            if kind == WorkKind::Write {
+                for half in (0..8).filter(|half| half / 2 != first_bad) {
+                    // SAFETY: these pages of the mapping can be read.
+                    let there = unsafe { *to.cast::<u8>().wrapping_add(half * page / 2) };
+                    assert_eq!(there, from[(7 - half) * page / 2], "half {half}");
+                }
+            } else {
+                for half in 0..8 {
+                    let here = from[(7 - half) * page / 2];
+                    assert_eq!(here == 0, half / 2 != first_bad, "half {half}");
+                }
+            }
+            // SAFETY: nothing refers to the mapping.
+            unsafe { rustix::mm::munmap(to, 4 * page) }.unwrap();
+        }
     }
 }

@@ -150,6 +150,14 @@ impl RemoteMemory for ImportHandle {
         self.import.warm_up();
     }
 
+    /// As `foreign_copy` says.
+    fn prefers_ascending(&self) -> bool {
+        #[cfg(target_os = "linux")]
+        return matches!(self.import.location, RegionLocation::Foreign { .. });
+        #[cfg(not(target_os = "linux"))]
+        false
+    }
+
     fn path(&self) -> &'static str {
         match self.import.location {
             RegionLocation::Mapped(_) => "mapped memory",

@@ -2,6 +2,7 @@
 //! reach them.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::entries::Entry;
@@ -70,7 +71,7 @@ struct PairedEntries {
     /// The index in `entries` behind the last entry of each pair.
     ends: Vec<usize>,
     /// The entries, one pair after the other: the offsets in the local and in the remote region, and the length. The
-    /// entries of a pair are in the order of the transfer.
+    /// entries of a pair are in the order of the transfer, unless `sort_by_remote` has sorted them.
     entries: Vec<(u64, u64, u64)>,
     /// The length of the longest entry.
     longest: u64,
@@ -142,8 +143,17 @@ impl PairedEntries {
 
     /// The entries of a pair.
     fn of(&self, pair: usize) -> &[(u64, u64, u64)] {
-        let start = pair.checked_sub(1).map_or(0, |before| self.ends[before]);
-        &self.entries[start..self.ends[pair]]
+        &self.entries[self.range(pair)]
+    }
+
+    /// Sorts the entries of a pair by their offsets in the remote region.
+    fn sort_by_remote(&mut self, pair: usize) {
+        let range = self.range(pair);
+        self.entries[range].sort_unstable_by_key(|(_, remote, _)| *remote);
+    }
+
+    fn range(&self, pair: usize) -> Range<usize> {
+        pair.checked_sub(1).map_or(0, |before| self.ends[before])..self.ends[pair]
     }
 }
 
@@ -157,7 +167,7 @@ fn different(position: usize, local: u64, remote: u64, operation: &'static str) 
 
 impl Planner<'_> {
     /// One part for each set of rails, with all pairs that these rails reach.
-    fn parts(&self, paired: PairedEntries) -> Result<Vec<Part>> {
+    fn parts(&self, mut paired: PairedEntries) -> Result<Vec<Part>> {
         let mut reaches: Vec<(Reach, Vec<usize>)> = Vec::new();
         for (pair, (local, remote)) in paired.pairs.iter().enumerate() {
             let reach = self.check(&self.local[*local as usize], &self.remote[*remote as usize])?;
@@ -166,7 +176,7 @@ impl Planner<'_> {
                 None => reaches.push((reach, vec![pair])),
             }
         }
-        reaches.into_iter().map(|(reach, pairs)| self.part(&reach, &pairs, &paired)).collect()
+        reaches.into_iter().map(|(reach, pairs)| self.part(&reach, &pairs, &mut paired)).collect()
     }
 
     /// Checks a pair of regions. Returns the rails that reach both.
@@ -182,7 +192,7 @@ impl Planner<'_> {
     }
 
     /// The part of the pairs that the rails of `reach` carry.
-    fn part(&self, reach: &Reach, pairs: &[usize], paired: &PairedEntries) -> Result<Part> {
+    fn part(&self, reach: &Reach, pairs: &[usize], paired: &mut PairedEntries) -> Result<Part> {
         let operation = if self.kind == WorkKind::Read { Operations::READ } else { Operations::WRITE };
         let link = self.peer.0.first_link_of(reach.transport);
         let caps = link.capabilities_for(operation, self.options.imm, self.name)?;
@@ -192,6 +202,12 @@ impl Planner<'_> {
         for pair in pairs {
             let (local, remote) = paired.pairs[*pair];
             let (local, remote) = (&self.local[local as usize], &self.remote[remote as usize]);
+            let prefers_ascending =
+                || remote.0.imports.iter().flatten().any(|import| import.prefers_ascending());
+            // With an imm each, the kernel is called for each entry anyway.
+            if matches!(rule, PieceRule::Merge { .. }) && prefers_ascending() {
+                paired.sort_by_remote(*pair);
+            }
             let entries = paired.of(*pair).iter().copied();
             list.push_segment(Arc::clone(&local.0), Arc::clone(&remote.0), rule, entries);
         }
