@@ -30,19 +30,6 @@ constexpr auto kRevokePatience = 30s;
 constexpr auto kSendPatience = 30s;
 constexpr auto kFlushPatience = 1s;
 
-/// Reads bytes from a function of the C interface that needs a buffer of unknown size.
-template <typename Read> mr_status read_bytes(const Read &read, std::string &out) {
-    std::size_t needed = 0;
-    out.resize(2048);
-    mr_status status = read(out.data(), out.size(), &needed);
-    while (status == MR_ERROR_BUFFER) {
-        out.resize(needed);
-        status = read(out.data(), out.size(), &needed);
-    }
-    out.resize(status == MR_OK ? needed : 0);
-    return status;
-}
-
 mr_status descriptor_of(mr_region region, std::string &out) {
     return read_bytes(
         [&](char *buf, std::size_t len, std::size_t *needed) { return mr_region_descriptor(region, buf, len, needed); },
@@ -55,7 +42,9 @@ Engine::Engine(const nixl_abi::EngineOptions &options)
     : nixl_abi::Engine(options), outbox_(options.local_agent) {
     const Parameters parameters(*options.parameters);
     deadline_ = parameters.deadline();
-    reports_ = parameters.reports();
+    if (const Parameters::Report report = parameters.report(); report != Parameters::Report::kNone) {
+        receipts_ = std::make_shared<Receipts>(local_agent(), report == Parameters::Report::kEach);
+    }
     const std::vector<mr_option> entries = parameters.options();
     if (mr_fabric_open(entries.data(), entries.size(), fabric_.out()) != MR_OK) {
         throw std::runtime_error(last_error());
@@ -66,7 +55,7 @@ Engine::Engine(const nixl_abi::EngineOptions &options)
 
 Engine::~Engine() {
     outbox_.flush(kFlushPatience);
-    if (reports_) {
+    if (receipts_) {
         report();
     }
     fabric_.reset();
@@ -168,7 +157,8 @@ Status Engine::prepare(const nixl_abi::Operation &operation, const nixl_abi::Tra
     if (!pieces) {
         return nixl_abi::kInvalidParam;
     }
-    auto transfer = std::make_unique<Transfer>(local_agent(), known, operation, std::move(pieces), deadline_);
+    auto transfer = 
+        std::make_unique<Transfer>(local_agent(), known, operation, std::move(pieces), deadline_, receipts_);
     const Status status = transfer->prepare();
     if (status != nixl_abi::kSuccess) {
         return status;
@@ -318,8 +308,8 @@ Status Engine::estimate_cost(const nixl_abi::Operation &, const nixl_abi::Transf
 
 // ---- helpers ----
 
-/// Prints what went over which rail.
 void Engine::report() const {
+    receipts_->print();
     std::string counters;
     const mr_status status = read_bytes(
         [&](char *buf, std::size_t len, std::size_t *needed) {

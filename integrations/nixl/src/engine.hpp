@@ -11,6 +11,7 @@
 #include "nixl_abi.hpp"
 #include "outbox.hpp"
 #include "parameters.hpp"
+#include "receipts.hpp"
 #include "remote.hpp"
 
 namespace multirail::nixl {
@@ -68,11 +69,12 @@ class Engine final : public nixl_abi::Engine {
     nixl_abi::Status connect(Remote &agent, std::shared_ptr<Connection> &out) const;
     nixl_abi::Status fail(const char *what, mr_status status) const;
 
+    /// Prints what its transfers and its rails have moved.
     void report() const;
 
     FabricHandle fabric_;
-    /// Whether the engine reports at its end.
-    bool reports_ = false;
+    /// Null unless the engine reports at its end.
+    std::shared_ptr<Receipts> receipts_;
     /// Of transfers.
     std::chrono::milliseconds deadline_{};
 

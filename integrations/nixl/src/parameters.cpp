@@ -18,7 +18,7 @@ struct Known {
     std::string_view fallback;
 };
 
-/// This back end's own parameter: "1" prints the counters of the rails when the engine ends.
+/// This back end's own parameter.
 constexpr std::string_view kReport = "report";
 /// The others are options of `mr_fabric_open`, which documents them. Without a default here, multirail's own applies.
 constexpr std::array kKnown = {
@@ -99,6 +99,13 @@ Parameters::Parameters(const nixl_abi::Parameters &given) {
             values_.emplace_back(known.name, std::move(value));
         }
     }
+    constexpr std::array kReports = {"0", "1", "2"};
+    const auto found = std::find(kReports.begin(), kReports.end(), value(kReport));
+    if (found == kReports.end()) {
+        throw std::invalid_argument("report is 0, 1 (sums at the agent's end) or 2 (each transfer, too), not '" +
+                                    value(kReport) + "'");
+    }
+    report_ = static_cast<Report>(found - kReports.begin());
 }
 
 nixl_abi::Parameters Parameters::defaults() {
@@ -108,8 +115,6 @@ nixl_abi::Parameters Parameters::defaults() {
     }
     return all;
 }
-
-bool Parameters::reports() const { return value(kReport) == "1"; }
 
 std::chrono::milliseconds Parameters::deadline() const {
     // A wrong number is refused when the fabric is opened.

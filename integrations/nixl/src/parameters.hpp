@@ -15,14 +15,16 @@ namespace multirail::nixl {
 /// (`MULTIRAIL_NIXL_` and the name in capitals), then the defaults.
 class Parameters {
   public:
-    /// Throws `std::invalid_argument` for an unknown name. Its text lists the known ones.
+    /// Throws `std::invalid_argument` for an unknown name, whose text lists the known ones, and for a wrong `report`.
     explicit Parameters(const nixl_abi::Parameters &given);
 
     /// All names and their defaults; "" stands for multirail's own default.
     static nixl_abi::Parameters defaults();
 
-    /// Whether the engine prints the counters of its rails when it ends.
-    [[nodiscard]] bool reports() const;
+    /// What is printed on standard error: nothing; the sums of the receipts and the counters of the rails, at the
+    /// agent's end; each receipt, too.
+    enum class Report { kNone, kAtEnd, kEach };
+    [[nodiscard]] Report report() const noexcept { return report_; }
 
     /// The time that a transfer has.
     [[nodiscard]] std::chrono::milliseconds deadline() const;
@@ -34,6 +36,7 @@ class Parameters {
     [[nodiscard]] const std::string &value(std::string_view name) const;
 
     std::vector<std::pair<std::string, std::string>> values_;
+    Report report_ = Report::kNone;
 };
 
 }  // namespace multirail::nixl

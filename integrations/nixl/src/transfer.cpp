@@ -183,6 +183,9 @@ bool Transfer::release(std::chrono::nanoseconds patience) {
 }
 
 void Transfer::measure() {
+    if (receipts_) {
+        receipts_->add(operation_handle_.number(), operation_, agent_->name());
+    }
     if (bytes_ < kMeasuredFrom) {
         return;
     }

@@ -9,6 +9,7 @@
 #include "handle.hpp"
 #include "nixl_abi.hpp"
 #include "pieces.hpp"
+#include "receipts.hpp"
 #include "remote.hpp"
 
 namespace multirail::nixl {
@@ -19,9 +20,10 @@ namespace multirail::nixl {
 class Transfer final : public nixl_abi::Request {
   public:
     Transfer(std::string sender, std::shared_ptr<Remote> agent, nixl_abi::Operation operation,
-             std::unique_ptr<Pieces> pieces, std::chrono::milliseconds deadline)
+             std::unique_ptr<Pieces> pieces, std::chrono::milliseconds deadline,
+             std::shared_ptr<Receipts> receipts)
         : sender_(std::move(sender)), agent_(std::move(agent)), operation_(operation), deadline_(deadline),
-          pieces_(std::move(pieces)), bytes_(pieces_->bytes()) {}
+          receipts_(std::move(receipts)), pieces_(std::move(pieces)), bytes_(pieces_->bytes()) {}
 
     /// Plans the transfer if the agent is connected, or connects within a moment. Otherwise `post` does it.
     nixl_abi::Status prepare();
@@ -67,6 +69,8 @@ class Transfer final : public nixl_abi::Request {
     const std::shared_ptr<Remote> agent_;
     const nixl_abi::Operation operation_;
     const std::chrono::milliseconds deadline_;
+    /// Null if the engine does not report.
+    const std::shared_ptr<Receipts> receipts_;
 
     std::mutex mutex_;
     /// Until the transfer is planned.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import json
 import os
 import pathlib
 import shutil
@@ -10,7 +12,7 @@ import sys
 
 import pytest
 from nixl._api import nixlBind
-from nixl_pairs import BACKEND, make_agent, next_name
+from nixl_pairs import BACKEND, PAGE, finish, make_agent, next_name, pair
 
 pytestmark = pytest.mark.multirail_only
 
@@ -54,6 +56,7 @@ def test_parameters_are_taken() -> None:
         ({"token_file": "/no/such/file"}, ["/no/such/file"]),
         ({"listen": "nowhere"}, ["nowhere"]),
         ({"path_policy": "by-foot"}, ["by-foot"]),
+        ({"report": "yes"}, ["report is 0, 1", "yes"]),
     ],
 )
 def test_wrong_parameters_are_refused(
@@ -78,6 +81,31 @@ def test_parameters_of_the_environment(monkeypatch: pytest.MonkeyPatch, capfd: p
         make_agent(next_name("lone"))
     text = capfd.readouterr().err
     assert "MULTIRAIL_NIXL_NONSENSE" in text and "deadline_ms" in text
+
+
+def test_receipts_are_reported(capfd: pytest.CaptureFixture[str]) -> None:
+    """Each transfer with its receipt, and at the end of the agent what went where, by which device and path."""
+    size = 64 * PAGE
+    with pair(size, {"report": "2", "transports": "loopback"}) as it:
+        for operation, times in [("WRITE", 2), ("READ", 1)]:
+            for _ in range(times):
+                handle = it.whole(operation)
+                finish(it.a, handle)
+                it.a.release_xfer_handle(handle)
+        name, other = it.a.name, it.b.name
+    # NIXL closes an agent once no handle of it is left.
+    del it, handle
+    gc.collect()
+    text = capfd.readouterr().err
+    lines = [line for line in text.splitlines() if line.startswith(f"multirail: NIXL agent {name}: ")]
+    receipts = [json.loads(line[line.index("{") :]) for line in lines if f"wrote to agent {other}: {{" in line]
+    assert [receipt["bytes"] for receipt in receipts] == [size] * 2, text
+    assert all(sum(rail["bytes"] for rail in receipt["rails"]) == size for receipt in receipts), text
+    for what, times in [("wrote to", 2), ("read from", 1)]:
+        sums = f"{what} agent {other}: transfers {times}, bytes {times * size}; "
+        ways = next(line.partition(sums)[2] for line in lines if sums in line).split(", ")
+        assert all(" by memory-copy: " in way for way in ways), text
+        assert sum(int(way.rpartition(" ")[2]) for way in ways) == times * size, text
 
 
 def test_a_token_keeps_strangers_out(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
