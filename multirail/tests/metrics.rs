@@ -47,6 +47,7 @@ fn counters_are_published_with_labels_when_asked() {
             ("grant_waits", rail.grant_waits),
             ("direct", rail.direct),
             ("direct_bytes", rail.direct_bytes),
+            ("taken_over", rail.taken_over),
         ] {
             let key = (format!("multirail_rail_{name}_total"), rail.rail.to_string());
             assert_eq!(found[&key], DebugValue::Counter(value), "{key:?}");

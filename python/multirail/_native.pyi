@@ -97,6 +97,7 @@ class _RailCounters(TypedDict):
     grant_waits: int
     direct: int
     direct_bytes: int
+    taken_over: int
 
 @type_check_only
 class _Backend(TypedDict):

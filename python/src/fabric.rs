@@ -252,6 +252,7 @@ impl Fabric {
                 ("grant_waits", rail.grant_waits),
                 ("direct", rail.direct),
                 ("direct_bytes", rail.direct_bytes),
+                ("taken_over", rail.taken_over),
             ];
             numbers.into_iter().try_for_each(|(name, number)| row.set_item(name, number))?;
             Ok(row)

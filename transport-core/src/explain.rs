@@ -366,6 +366,7 @@ fn blank<'a>(link: &'a Link, work: &'a Work) -> impl Iterator<Item = RailPlan> +
             unusable: match paired {
                 None => Some("the peer has no rail for it"),
                 Some(_) if engine.counts[index].is_lost() => Some("its device is lost"),
+                Some(_) if engine.counts[index].is_retired() => Some("its device is taken out of service"),
                 Some(_) if !work.is_local_on(transport, rail) => Some("the local region is not on it"),
                 Some(_) if !work.is_remote_on(rail) => Some("the region is not on it"),
                 Some(_) => None,

@@ -80,7 +80,7 @@ impl DeviceModel {
         // Each device of a fabric needs random numbers of its own.
         let seed = seed.wrapping_add(u64::from(number).wrapping_mul(0x9e37_79b9_7f4a_7c15));
         Self {
-            link,
+            link: link.of_device(number),
             random: fastrand::Rng::with_seed(seed),
             pending: BinaryHeap::new(),
             posted: 0,

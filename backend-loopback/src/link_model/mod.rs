@@ -38,12 +38,17 @@ pub struct LinkModel {
     pub cq_depth: Option<u32>,
     /// The device is lost once this many requests have run.
     pub lose_device_after: Option<u64>,
+    /// `lose_device_after` is about the device with this number alone.
+    pub lose_device: Option<u32>,
     /// The bytes of a write become visible this long after its completion, as with posted writes of PCI Express. An
     /// imm, a message or a read to the same peer over the same device makes them visible before it. Applies to writes
     /// within one process. When a peer disconnects, completed writes that are not visible yet are lost.
     pub visible_after: Duration,
     /// One request in this many, by counting, fails and moves no byte.
     pub fail_every: Option<u64>,
+    /// The device with this number is this many times slower than `bits_per_s` and `ops_per_s` say. It does not know
+    /// of it: it reports the same rates as the others.
+    pub slow: Option<(u32, u32)>,
 }
 
 impl LinkModel {
@@ -61,6 +66,24 @@ impl LinkModel {
             ops_per_s: Some(810_000),
             cq_depth: Some(8192),
             ..Self::default()
+        }
+    }
+
+    /// The behaviour of device `number`.
+    fn of_device(mut self, number: u32) -> Self {
+        if self.lose_device.is_some_and(|lost| lost != number) {
+            self.lose_device_after = None;
+        }
+        match self.slow {
+            Some((slow, times)) if slow == number => {
+                let slower = |rate: u64| (rate / u64::from(times.max(1))).max(1);
+                Self {
+                    bits_per_s: self.bits_per_s.map(slower),
+                    ops_per_s: self.ops_per_s.map(slower),
+                    ..self
+                }
+            }
+            _ => self,
         }
     }
 

@@ -44,6 +44,10 @@ pub enum Control {
     Revoke { id: Option<OpId>, region: Arc<RegionInner>, deadline: Time },
     /// The user waits until the operations that were submitted to a peer have ended.
     Drain { peer: PeerId, deadline: Time, done: DrainReply },
+    /// The user takes a rail out of service, and waits until the operations that use it have ended.
+    RetireRail { rail: usize, deadline: Time, done: DrainReply },
+    /// The user takes a rail back into service.
+    RestoreRail { rail: usize },
     /// There is more credit for a link: its peer has granted more, or another engine or a thread on the direct path has
     /// given some back.
     GrantReceived { link: u32 },

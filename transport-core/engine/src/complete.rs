@@ -3,13 +3,13 @@
 
 use std::sync::Arc;
 
-use super::operation::{ActiveOp, Stage};
+use super::operation::Stage;
 use super::peer::{ArrivalKind, PeerProbe, UnconfirmedFailure};
 use super::rail::MAX_RUN;
 use super::snapshot::RecentFailures;
 use super::step::HashedEvent;
 use super::trace::{TraceEvent, peer_number};
-use super::{Engine, Work};
+use super::{DrainReply, Engine, Work};
 use crate::op::OpId;
 use crate::spi::{Event, PeerSlot, Status};
 use crate::{Error, ErrorKind, Outcome, PeerId, Time};
@@ -242,7 +242,8 @@ impl Engine {
         }
     }
 
-    /// A device is lost. Fails the operations that have pieces on the rail, posted or not.
+    /// A device is lost. Fails the operations that have pieces posted on the rail: nobody knows which of them arrive.
+    /// Other rails post what is not posted, if they can.
     fn on_device_lost(&mut self, rail: usize, status: Status) {
         self.hash_event(HashedEvent::DeviceLost, rail as u64);
         self.record(TraceEvent::DeviceLost { rail: self.rail_number(rail) });
@@ -252,22 +253,83 @@ impl Engine {
         let error = Error::new(ErrorKind::DeviceLost, "poll", why);
         self.rails[rail].lost = Some(status);
         self.handle.counts[rail].set_lost();
+        self.handle.set_out_of_service(rail, true);
         for active in self.active.iter_mut().flatten() {
             active.rails[rail].weight = 0;
         }
         self.unconfirmed_failures.drop_rail(rail);
         let posted: Vec<_> = self.rails[rail].inflight.unacknowledged().collect();
         for op in 0..self.active.len() as u32 {
-            let uses_rail =
-                |active: &ActiveOp| active.rails[rail].left() > 0 || posted.iter().any(|(_, of)| *of == op);
-            if self.active[op as usize].as_ref().is_some_and(uses_rail) {
+            let Some(active) = &mut self.active[op as usize] else { continue };
+            active.take_back(rail);
+            let is_posted = posted.iter().any(|(_, of)| *of == op);
+            if is_posted || active.rails[rail].left() > 0 && !self.hand_over(op, rail) {
                 self.fail_op(op, error.clone());
+            } else {
+                self.take_back_what_nobody_takes(op);
             }
         }
         for (id, _) in posted {
             self.acknowledge(rail, id, 1, Some(Status { kind: ErrorKind::DeviceLost, code: status.code }));
         }
         self.receives.on_device_lost(rail, &error, &self.handle);
+    }
+
+    /// Takes a rail out of service. Other rails post what is not posted, if they can. `done` gets its result once the
+    /// operations that use the rail now have ended.
+    pub(super) fn retire_rail(&mut self, rail: usize, deadline: Time, done: DrainReply) {
+        self.set_retired(rail, true);
+        let mut ops = Vec::new();
+        for op in 0..self.active.len() as u32 {
+            self.hand_over(op, rail);
+            let active = self.active[op as usize].as_ref();
+            ops.extend(active.filter(|active| active.rails[rail].is_used()).map(|active| active.id));
+        }
+        self.next_deadline = self.next_deadline.min(deadline);
+        self.drains.add(ops, deadline, done);
+    }
+
+    /// Takes a rail back into service.
+    pub(super) fn restore_rail(&mut self, rail: usize) {
+        self.set_retired(rail, false);
+        for op in 0..self.active.len() as u32 {
+            let Some(active) = &mut self.active[op as usize] else { continue };
+            active.take_back(rail);
+            if active.trigger.is_none() {
+                self.queue(op);
+            }
+        }
+    }
+
+    fn set_retired(&mut self, rail: usize, is_retired: bool) {
+        let this = &mut self.rails[rail];
+        if std::mem::replace(&mut this.is_retired, is_retired) == is_retired {
+            return;
+        }
+        let is_out = !this.is_in_service();
+        self.handle.counts[rail].set_retired(is_retired);
+        self.handle.set_out_of_service(rail, is_out);
+        let number = self.rail_number(rail);
+        self.record(match is_retired {
+            true => TraceEvent::RailRetired { rail: number },
+            false => TraceEvent::RailRestored { rail: number },
+        });
+        let (device, change) = (&self.handle.devices[rail], if is_retired { "out of" } else { "into" });
+        tracing::info!(transport = %self.handle.label, %device, "the device is taken {change} service");
+    }
+
+    /// Lets retired rails post what was handed over from them, if no rail in service can take it any more.
+    #[cold]
+    fn take_back_what_nobody_takes(&mut self, op: u32) {
+        let Some(active) = &mut self.active[op as usize] else { return };
+        let mut all = active.rails.iter().zip(&self.rails);
+        if all.any(|(share, rail)| share.usable() && rail.is_in_service()) {
+            return;
+        }
+        (0..self.rails.len()).for_each(|rail| active.take_back(rail));
+        if active.trigger.is_none() {
+            self.queue(op);
+        }
     }
 
     /// A request failed, and the reason may be the peer's death: the engine probes the peer.

@@ -72,6 +72,8 @@ pub struct EngineHandle {
     pub timers: Timers,
     /// The next operation puts its first pieces on this rail, modulo the number of rails. Only the engine changes it.
     pub next_split_from: AtomicU32,
+    /// The rails that are lost or retired, a bit each; of those behind the 64th nothing is known.
+    out_of_service: AtomicU64,
     /// The engine itself, on a caller-driven fabric. A thread that waits for an operation drives it.
     caller_driven: OnceLock<Weak<Mutex<Engine>>>,
     links: Mutex<LinkIndices>,
@@ -126,6 +128,7 @@ impl EngineHandle {
             hash: AtomicU64::new(0),
             timers: Timers::default(),
             next_split_from: AtomicU32::new(0),
+            out_of_service: AtomicU64::new(0),
             caller_driven: OnceLock::new(),
             links: Mutex::default(),
             closed: AtomicBool::new(false),
@@ -219,11 +222,12 @@ impl EngineHandle {
                 Control::Receive { id, .. } | Control::Revoke { id: Some(id), .. } => {
                     self.table.finish(id, Err(closed()));
                 }
-                Control::Drain { done, .. } => done.send(Err(closed())),
+                Control::Drain { done, .. } | Control::RetireRail { done, .. } => done.send(Err(closed())),
                 Control::PoolReceive { pool, .. } | Control::PoolClosed { pool } => pool.close(closed()),
                 Control::Link { .. }
                 | Control::Revoke { id: None, .. }
                 | Control::Unlink { .. }
+                | Control::RestoreRail { .. }
                 | Control::Cancel(_)
                 | Control::Start(_)
                 | Control::ProbeEnded { .. }
@@ -252,6 +256,23 @@ impl EngineHandle {
         fence(Ordering::SeqCst);
         if self.parked.load(Ordering::Relaxed) && self.parked.swap(false, Ordering::AcqRel) {
             self.wakeup.wake();
+        }
+    }
+
+    /// Whether a rail is lost or retired.
+    #[inline]
+    pub fn is_out_of_service(&self, rail: usize) -> bool {
+        rail < 64 && self.out_of_service.load(Ordering::Relaxed) & (1 << rail) != 0
+    }
+
+    /// Notes whether a rail is lost or retired.
+    #[cold]
+    pub fn set_out_of_service(&self, rail: usize, is_out: bool) {
+        if rail < 64 {
+            match is_out {
+                true => self.out_of_service.fetch_or(1 << rail, Ordering::Relaxed),
+                false => self.out_of_service.fetch_and(!(1 << rail), Ordering::Relaxed),
+            };
         }
     }
 

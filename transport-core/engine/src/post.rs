@@ -51,9 +51,14 @@ impl Engine {
             work.shape = work.shape.listed();
         }
         let mut rails = self.spare_rails.pop().unwrap_or_default();
-        self.prepare_rails(work, link, &mut rails);
+        self.prepare_rails(work, link, Rail::is_in_service, &mut rails);
         let takes_credit = work.takes_credit(&peer.links[self.handle.group].credit);
-        let error = refusal(work, &rails);
+        let mut error = refusal(work, &rails);
+        if error.is_some() && self.rails.iter().any(|rail| rail.is_retired) {
+            // What no rail in service can carry goes over those that are retired.
+            self.prepare_rails(work, link, |rail| rail.lost.is_none(), &mut rails);
+            error = refusal(work, &rails);
+        }
         let bytes = work.bytes();
         let (unposted, only_rail) = match error {
             Some(_) => (0, None),
@@ -146,15 +151,22 @@ impl Engine {
         self.handle.table.finish(id, Err(error));
     }
 
-    /// Fills in slot, keys and weight of each rail. A rail that does not reach the peer or a region gets weight 0.
-    fn prepare_rails(&self, work: &Work, link: u32, rails: &mut Vec<ActiveRail>) {
+    /// Fills in slot, keys and weight of each rail. A rail that does not reach the peer or a region, or that `may_carry` is
+    /// false for, gets weight 0.
+    fn prepare_rails(
+        &self,
+        work: &Work,
+        link: u32,
+        may_carry: impl Fn(&Rail) -> bool,
+        rails: &mut Vec<ActiveRail>,
+    ) {
         let (transport, first) = (self.handle.transport, self.handle.first_rail);
         rails.clear();
         let Some(Some(state)) = self.links.get(link as usize) else { return };
         let paired = &state.peer.links[self.handle.group].rails;
         for (rail, local_rail) in self.rails.iter().enumerate() {
             let mut prepared = ActiveRail::default();
-            if let (Some(Some(slot)), None) = (state.send_slots.get(rail), local_rail.lost) {
+            if let (Some(Some(slot)), true) = (state.send_slots.get(rail), may_carry(local_rail)) {
                 prepared.slot = slot.0;
                 prepared.weight = paired[rail].as_ref().map_or(0, |paired| paired.weight);
                 if let Some(region) = &work.local {
@@ -318,6 +330,83 @@ impl Engine {
         self.queue(op);
     }
 
+    // ---- pieces that change their rail ----
+
+    /// Hands the pieces that an operation has not posted on a rail to other rails. Returns false if there are none, or if
+    /// no rail in service can take them.
+    #[cold]
+    pub(super) fn hand_over(&mut self, op: u32, rail: usize) -> bool {
+        let Some(active) = &mut self.active[op as usize] else { return false };
+        if !active.hand_over(rail, |other| self.rails[other].is_in_service()) {
+            return false;
+        }
+        self.handed_over.push(active.id);
+        self.may_take_over = true;
+        self.rails[rail].queue.remove(active.link, op);
+        true
+    }
+
+    /// Lets rails take over pieces of others: what was handed over, and, if nothing else waits on a rail, what a rail that
+    /// is far behind has not posted. Returns how often a rail took some: it posts them in this step.
+    #[cold]
+    fn take_over_pieces(&mut self) -> usize {
+        self.may_take_over = false;
+        let mut taken = 0;
+        for index in 0..self.handed_over.len() {
+            taken += self.take_over_handed(self.handed_over[index]);
+        }
+        let is_waiting = |id: &OpId| {
+            let active = self.active[id.index as usize].as_ref().filter(|active| active.id == *id);
+            active.is_some_and(|active| {
+                active.rails.iter().any(|share| share.is_handed_over && share.left() > 0)
+            })
+        };
+        self.handed_over.retain(is_waiting);
+        self.may_take_over = !self.handed_over.is_empty();
+        for rail in 0..self.rails.len() {
+            if self.rails[rail].is_in_service() && self.rails[rail].queue.is_idle() {
+                taken += usize::from(self.take_over_far_behind(rail));
+            }
+        }
+        taken
+    }
+
+    /// Lets the rails in service that have posted their own pieces of an operation take what was handed over.
+    fn take_over_handed(&mut self, id: OpId) -> usize {
+        let mut taken = 0;
+        let Some(active) = &mut self.active[id.index as usize] else { return 0 };
+        if active.id != id || active.trigger.is_some() {
+            return 0;
+        }
+        for (number, rail) in self.rails.iter().enumerate() {
+            if rail.is_in_service() && !rail.queue.is_paused(active.link) {
+                let pieces = active.take_over(number, |_| u64::MAX);
+                self.handle.counts[number].taken_over(pieces);
+                taken += usize::from(pieces > 0);
+            }
+        }
+        self.queue(id.index);
+        taken
+    }
+
+    /// Lets an idle rail take pieces of the operation that another rail serves next, if that rail is far behind.
+    fn take_over_far_behind(&mut self, rail: usize) -> bool {
+        for other in 0..self.rails.len() {
+            let Some(op) = self.rails[other].queue.front() else { continue };
+            let Some(active) = &mut self.active[op as usize] else { continue };
+            let piece = active.piece_bytes().max(1);
+            // Twice what a rail may post at once.
+            let most = |of: &Rail| of.window.limit().min(of.depth as u64 * piece);
+            let pieces = active.take_over(rail, |other| most(&self.rails[other]).saturating_mul(2));
+            if pieces > 0 {
+                self.handle.counts[rail].taken_over(pieces);
+                self.queue(op);
+                return true;
+            }
+        }
+        false
+    }
+
     // ---- batches ----
 
     /// Posts one batch per rail. Returns two numbers: that of accepted requests, and that of rails with untried
@@ -326,6 +415,9 @@ impl Engine {
     #[inline]
     pub(super) fn post(&mut self) -> (usize, usize) {
         let (mut posted, mut untried_rails) = (std::mem::take(&mut self.posted_at_once), 0);
+        if self.may_take_over {
+            untried_rails += self.take_over_pieces();
+        }
         for rail in 0..self.rails.len() {
             let this = &mut self.rails[rail];
             // This sets the count to 0. If the endpoint then accepts nothing of the next batch, `record_posted` sets it
@@ -368,6 +460,7 @@ impl Engine {
         this.batch_runs.clear();
         let mut room = this.free_send_slots().min(this.max_batch) as u32;
         let was_full = std::mem::replace(&mut this.queue_full_logged, room == 0);
+        self.may_take_over |= room == 0;
         if room == 0 && !was_full {
             self.record(TraceEvent::QueueFull { rail: self.rail_number(rail) });
             return 0;
@@ -390,6 +483,7 @@ impl Engine {
             let fit_window = this.window.room(cost_in_flight, oldest, cost);
             if fit_window == 0 && left > 0 {
                 this.window.on_blocked();
+                self.may_take_over = true;
                 break;
             }
             let fit_batch = match active.work.device_memory {

@@ -77,6 +77,11 @@ pub struct Engine {
     pub(super) drains: Drains,
     /// Operations whose trigger was not due in the last step.
     pub(super) waiting_for_trigger: Vec<OpId>,
+    /// Operations of which pieces are [handed over](ActiveOp::hand_over).
+    pub(super) handed_over: Vec<OpId>,
+    /// Whether a rail may have pieces that another one should take over: it could not post all, or `handed_over` is not
+    /// empty.
+    pub(super) may_take_over: bool,
     /// The events of the last poll.
     pub(super) completions: Completions,
     /// How many of these events the engine has handled.
@@ -148,6 +153,8 @@ impl Engine {
             revocations: Revocations::default(),
             drains: Drains::default(),
             waiting_for_trigger: Vec::new(),
+            handed_over: Vec::new(),
+            may_take_over: false,
             completions: Completions::with_room(MAX_EVENTS_PER_POLL),
             handled_events: 0,
             handled_rail: 0,
@@ -396,6 +403,8 @@ impl Engine {
             }
             Control::ProbeEnded { link, peer } => self.on_probe_ended(link, peer),
             Control::Drain { peer, deadline, done } => self.drain(peer, deadline, done),
+            Control::RetireRail { rail, deadline, done } => self.retire_rail(rail, deadline, done),
+            Control::RestoreRail { rail } => self.restore_rail(rail),
             Control::GrantReceived { link } => self.on_grant_received(link),
             Control::RenewGrant { link, peer } if self.link_of.get(&peer) == Some(&link) => {
                 self.renew_grant(link)

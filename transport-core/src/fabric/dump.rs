@@ -92,6 +92,7 @@ impl Fabric {
             counter!("multirail_rail_grant_waits_total", &labels).absolute(rail.grant_waits);
             counter!("multirail_rail_direct_total", &labels).absolute(rail.direct);
             counter!("multirail_rail_direct_bytes_total", &labels).absolute(rail.direct_bytes);
+            counter!("multirail_rail_taken_over_total", &labels).absolute(rail.taken_over);
         }
         gauge!("multirail_peers").set(lock(&self.0.peers).len() as f64);
     }
@@ -148,7 +149,7 @@ impl Transport {
         let rails = self.counters_of(group).into_iter().enumerate().map(|(at, counters)| {
             let depth = u64::from(self.domains[group.rails.start + at].capabilities().send_depth);
             let (outstanding, depth, lost) = snapshot.rails.get(at).copied().unwrap_or((0, depth, false));
-            RailDump { counters, outstanding, depth, lost }
+            RailDump { counters, outstanding, depth, lost, retired: group.engine.counts[at].is_retired() }
         });
         TransportDump {
             label: group.engine.label.clone(),

@@ -29,11 +29,13 @@ pub use workers::{Pinning, Workers};
 
 use crate::control;
 use crate::engine::memory::{RegionInner, RegionSetup};
-use crate::engine::{Control, RailCounters, StepReport};
+use crate::engine::{Control, EngineHandle, RailCounters, StepReport, drain_answer};
 use crate::notifications::{NotificationInbox, Notifier, Outbox};
 use crate::pool::RecvPool;
 use crate::spi::Flushes;
-use crate::{Access, Error, ErrorKind, HostBuffer, Memory, Notifications, Op, Peer, Region, Result, Time};
+use crate::{
+    Access, Drain, Error, ErrorKind, HostBuffer, Memory, Notifications, Op, Peer, Region, Result, Time,
+};
 
 /// The rails to register memory on.
 #[derive(Clone, Copy)]
@@ -303,6 +305,57 @@ impl Fabric {
     /// The current counters of every rail.
     pub fn counters(&self) -> Vec<RailCounters> {
         self.0.data_transports().flat_map(Transport::counters).collect()
+    }
+
+    /// Takes a device out of service, for its maintenance: new operations use other devices, and what running operations
+    /// have not posted on it goes over other devices of its rail group. [`Fabric::restore_device`] takes it back.
+    ///
+    /// The future resolves once the operations that use the device now have ended. It fails with `DeadlineExceeded`
+    /// after the fabric's default deadline, and the device stays out of service. Then call this function again.
+    ///
+    /// - The device still carries what no other device can: operations on regions that are registered on no other
+    ///   device of the pair, messages if it is the first device of its transport, and notifications.
+    /// - It still carries what peers write to this side and read from it. To stop that, let each peer take the device
+    ///   out of service that is paired with it.
+    ///
+    /// # Errors
+    /// `InvalidRequest` if no transport has a device of this name; `Closed`.
+    pub fn drain_device(&self, device: &str) -> Result<Drain> {
+        let mut waits = Vec::new();
+        for (engine, rail) in self.rails_of(device, "drain_device")? {
+            let (done, answer) = drain_answer();
+            let deadline = self.0.deadline(self.0.now(), None);
+            engine.control(Control::RetireRail { rail, deadline, done });
+            waits.push((Arc::clone(engine), answer));
+        }
+        Ok(Drain::of(waits))
+    }
+
+    /// Takes a device back into service. Does nothing if it is in service. A lost device stays lost.
+    ///
+    /// # Errors
+    /// As [`Fabric::drain_device`].
+    pub fn restore_device(&self, device: &str) -> Result<()> {
+        let rails = self.rails_of(device, "restore_device")?;
+        rails.into_iter().for_each(|(engine, rail)| engine.control(Control::RestoreRail { rail }));
+        Ok(())
+    }
+
+    /// The rails of a device: their engines, and their positions in these. A device may belong to several transports.
+    fn rails_of(&self, device: &str, operation: &'static str) -> Result<Vec<(&Arc<EngineHandle>, usize)>> {
+        self.0.check_open(operation)?;
+        let engines =
+            || self.0.data_transports().flat_map(|transport| &transport.groups).map(|group| &group.engine);
+        let rails = engines()
+            .flat_map(|engine| (0..).zip(&engine.devices).map(move |(rail, name)| (engine, rail, name)));
+        let found: Vec<_> =
+            rails.filter(|(.., name)| *name == device).map(|(engine, rail, _)| (engine, rail)).collect();
+        if found.is_empty() {
+            let names: Vec<_> = engines().flat_map(|engine| &engine.devices).map(String::as_str).collect();
+            let why = format!("no transport has a device {device:?}; there are {}", names.join(", "));
+            return Err(Error::new(ErrorKind::InvalidRequest, operation, why));
+        }
+        Ok(found)
     }
 
     /// Closes the fabric: peers see `Closed`, operations end, threads are joined. Every later call on this fabric

@@ -78,6 +78,9 @@ pub struct RailDump {
     pub depth: u64,
     /// Whether the rail's device is lost.
     pub lost: bool,
+    /// Whether the rail's device is [taken out of service](crate::Fabric::drain_device).
+    #[serde(default)]
+    pub retired: bool,
 }
 
 /// A connected peer of a dump.

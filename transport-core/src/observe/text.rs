@@ -61,7 +61,7 @@ impl fmt::Display for RailDump {
         write!(
             f,
             "rail {} ({}): {} of {} posted; posts {}, doorbells {}, bytes {}, completions {}, errors {}, \
-             queue full {}, retries {}, waits for grants {}, direct {}, direct bytes {}",
+             queue full {}, retries {}, waits for grants {}, direct {}, direct bytes {}, taken over {}",
             counts.rail,
             Printable(&counts.device),
             self.outstanding,
@@ -75,9 +75,13 @@ impl fmt::Display for RailDump {
             counts.retries,
             counts.grant_waits,
             counts.direct,
-            counts.direct_bytes
+            counts.direct_bytes,
+            counts.taken_over
         )?;
-        if self.lost { f.write_str("; its device is lost") } else { Ok(()) }
+        if self.lost {
+            f.write_str("; its device is lost")?;
+        }
+        if self.retired { f.write_str("; its device is taken out of service") } else { Ok(()) }
     }
 }
 

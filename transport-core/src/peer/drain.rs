@@ -11,7 +11,7 @@ use crate::engine::op::needs_steps;
 use crate::engine::{Control, DrainAnswer, EngineHandle, drain_answer};
 use crate::{Error, ErrorKind, Result, wait};
 
-/// The future of [`Peer::drain`](crate::Peer::drain).
+/// The future of [`Peer::drain`](crate::Peer::drain) and [`Fabric::drain_device`](crate::Fabric::drain_device).
 #[must_use = "only the awaited future says when no byte can move"]
 pub struct Drain {
     /// The engines that have not answered, one per link.
@@ -31,7 +31,12 @@ impl Drain {
             link.engine.control(Control::Drain { peer: peer.id, deadline, done });
             waits.push((Arc::clone(&link.engine), answer));
         }
-        Ok(Self { waits, failed: None })
+        Ok(Self::of(waits))
+    }
+
+    /// A drain that ends once each of these engines has answered.
+    pub(crate) fn of(waits: Vec<(Arc<EngineHandle>, DrainAnswer)>) -> Self {
+        Self { waits, failed: None }
     }
 
     /// Blocks until no byte can move any more, at most `limit`. Then it returns `DeadlineExceeded`, and may be called

@@ -14,6 +14,10 @@ use crate::spi::{Batch, WorkKind, WorkRequest};
 use crate::trace::GrantOf;
 use crate::{Error, Time, Trigger};
 
+/// A rail is far behind only if it is slower by the part 1 / `FAR_BEHIND`, or if that part of its pieces is left. Rails of
+/// one speed end closer together, and pieces should not change their rail then.
+const FAR_BEHIND: u32 = 8;
+
 /// What the engine posts for an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stage {
@@ -83,8 +87,12 @@ pub(crate) struct ActiveRail {
     pub next: u32,
     /// The segment of the run that is posted, or of the last one, if the operation is a list.
     pub segment: u32,
-    /// Whether the operation is in the rail's queue.
+    /// Whether the operation is in the rail's queue, or must not be: `is_handed_over`.
     pub queued: bool,
+    /// Whether other rails post what is left. Until they do, these pieces wait here.
+    pub is_handed_over: bool,
+    /// The pieces that the rail has posted before those in `range`.
+    posted_before: u32,
     /// The rail's weight among the rails of the operation; 0 if the rail does not reach the peer or the region.
     pub weight: u32,
     /// Whether the endpoint refused the next piece because the peer had no room.
@@ -114,12 +122,17 @@ impl ActiveRail {
 
     /// Whether the rail carries, or has carried, a part of the operation.
     pub fn is_used(&self) -> bool {
-        self.range.len() > 0
+        self.range.len() > 0 || self.posted_before > 0
     }
 
     /// The number of pieces that are not posted yet.
     pub fn left(&self) -> u32 {
         self.range.end - self.next
+    }
+
+    /// The number of pieces that are posted.
+    fn posted(&self) -> u32 {
+        self.posted_before + (self.next - self.range.start)
     }
 }
 
@@ -130,6 +143,90 @@ impl ActiveOp {
             rail.next = rail.range.end;
         }
         self.unposted = 0;
+    }
+
+    // ---- pieces that change their rail ----
+
+    /// Hands the pieces that are not posted on `rail` to the rails that `takes` is true for. Those that have posted all of
+    /// their own pieces get theirs by [`ActiveOp::take_over`] in the next step, and the others when they have. Returns
+    /// false if nothing can be handed over.
+    #[cold]
+    pub fn hand_over(&mut self, rail: usize, takes: impl Fn(usize) -> bool) -> bool {
+        let is_taker = |other: usize| other != rail && self.rails[other].usable() && takes(other);
+        let has_takers = (0..self.rails.len()).any(is_taker);
+        if !has_takers || self.rails[rail].left() == 0 || !self.may_change_rails() {
+            return false;
+        }
+        let share = &mut self.rails[rail];
+        (share.queued, share.is_handed_over) = (true, true);
+        true
+    }
+
+    /// Lets `rail`, which has posted all of its pieces, take pieces of the rail that has most left: those that are handed
+    /// over, or half of them if that rail is far behind. `margin` is how many bytes rails of the same speed may be apart.
+    /// Returns how many it took.
+    #[cold]
+    pub fn take_over(&mut self, rail: usize, margin: impl Fn(usize) -> u64) -> u32 {
+        let share = &self.rails[rail];
+        if share.left() > 0 || !share.usable() || !self.may_change_rails() {
+            return 0;
+        }
+        let posted = share.posted();
+        let order = |share: &ActiveRail| (share.is_handed_over && share.left() > 0, share.left());
+        let from = (0..self.rails.len()).max_by_key(|other| order(&self.rails[*other])).unwrap_or(rail);
+        let share = &self.rails[from];
+        let left = share.left();
+        let bytes = |pieces: u32| u64::from(pieces) * self.piece_bytes().max(1);
+        // Both have posted since the operation began.
+        let is_slower = bytes(posted.saturating_sub(share.posted())) >= margin(from)
+            && u64::from(share.posted()) * u64::from(FAR_BEHIND)
+                < u64::from(posted) * u64::from(FAR_BEHIND - 1);
+        // It may have taken over more than the others.
+        let has_more = bytes(left) >= margin(from) && left >= share.range.len() / FAR_BEHIND;
+        let count = if share.is_handed_over {
+            // The others take theirs when they have posted what they have.
+            left.div_ceil(self.rails.iter().filter(|share| share.usable()).count() as u32)
+        } else if is_slower || has_more {
+            left / 2
+        } else {
+            0
+        };
+        if count > 0 {
+            self.move_pieces(from, rail, count);
+        }
+        count
+    }
+
+    /// Takes back what was handed over from `rail` and is not taken.
+    #[cold]
+    pub fn take_back(&mut self, rail: usize) {
+        let share = &mut self.rails[rail];
+        if std::mem::take(&mut share.is_handed_over) {
+            share.queued = false;
+        }
+    }
+
+    /// Whether any of the rails that reach the memory may carry any piece.
+    fn may_change_rails(&self) -> bool {
+        let is_bound = self.work.kind == WorkKind::Send || matches!(self.work.shape, Shape::WarmUp { .. });
+        self.stage == Stage::Data && self.error.is_none() && !is_bound
+    }
+
+    /// Moves the last `count` pieces that are not posted on rail `from` to rail `to`, which has posted all of its own.
+    fn move_pieces(&mut self, from: usize, to: usize, count: u32) {
+        let share = &mut self.rails[from];
+        let end = share.range.end;
+        let moved = RailRange { start: end - count, end };
+        let bytes = self.work.shape.bytes_of(moved.start..moved.end);
+        share.range.end = moved.start;
+        share.bytes -= bytes;
+        if share.left() == 0 && std::mem::take(&mut share.is_handed_over) {
+            share.queued = false;
+        }
+        let share = &mut self.rails[to];
+        share.posted_before = share.posted();
+        (share.range, share.next) = (moved, moved.start);
+        share.bytes += bytes;
     }
 
     /// Appends the requests of `pieces` over one rail to a batch. `number` is the rail's number in the transport. Returns

@@ -22,8 +22,11 @@ struct WorkerCounts {
     queue_full: AtomicU64,
     retries: AtomicU64,
     grant_waits: AtomicU64,
+    taken_over: AtomicU64,
     /// Whether the rail's device is lost.
     lost: AtomicBool,
+    /// Whether the user has taken the rail out of service.
+    retired: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -60,6 +63,9 @@ pub struct RailCounters {
     pub retries: u64,
     /// Times an operation was paused until its peer grants more.
     pub grant_waits: u64,
+    /// Work requests that another rail should have posted: it was far behind, or out of service.
+    #[serde(default)]
+    pub taken_over: u64,
     /// Requests that ran in the submitting thread.
     pub direct: u64,
     /// Bytes of the requests that ran in the submitting thread.
@@ -85,6 +91,12 @@ impl RailCounts {
     #[cold]
     pub fn grant_wait(&self) {
         add(&self.worker.grant_waits, 1);
+    }
+
+    /// Counts pieces that the rail has taken over from others.
+    #[cold]
+    pub fn taken_over(&self, pieces: u32) {
+        add(&self.worker.taken_over, pieces.into());
     }
 
     /// Counts completions.
@@ -115,6 +127,16 @@ impl RailCounts {
         self.worker.lost.load(Relaxed)
     }
 
+    /// Notes whether the user has taken the rail out of service.
+    #[cold]
+    pub fn set_retired(&self, is_retired: bool) {
+        self.worker.retired.store(is_retired, Relaxed);
+    }
+
+    pub fn is_retired(&self) -> bool {
+        self.worker.retired.load(Relaxed)
+    }
+
     pub fn read(&self, transport: &str, backend: &str, rail: u32, device: &str) -> RailCounters {
         let (worker, direct) = (&self.worker, &self.direct);
         RailCounters {
@@ -130,6 +152,7 @@ impl RailCounts {
             queue_full: worker.queue_full.load(Relaxed),
             retries: worker.retries.load(Relaxed),
             grant_waits: worker.grant_waits.load(Relaxed),
+            taken_over: worker.taken_over.load(Relaxed),
             direct: direct.requests.load(Relaxed),
             direct_bytes: direct.bytes.load(Relaxed),
         }

@@ -46,6 +46,8 @@ pub struct Rail {
     pub(crate) batch_runs: Vec<Run>,
     /// The device's last status, once the device is lost. The engine posts nothing more.
     pub(crate) lost: Option<Status>,
+    /// Whether the user has taken the rail out of service: the engine uses it only for what no other rail can carry.
+    pub(crate) is_retired: bool,
     /// The previous batch found the send queue full: the engine records this once, not per step.
     pub(crate) queue_full_logged: bool,
     /// The endpoint accepted nothing of the previous batch: the engine records this once, not per batch.
@@ -91,6 +93,7 @@ impl Rail {
             batch_runs: Vec::with_capacity(max_batch),
             max_batch,
             lost: None,
+            is_retired: false,
             queue_full_logged: false,
             backpressure_logged: false,
             refused_batches: 0,
@@ -100,6 +103,11 @@ impl Rail {
             blocked: None,
             _retained: retained,
         })
+    }
+
+    /// Whether the rail carries any operation that it reaches.
+    pub fn is_in_service(&self) -> bool {
+        self.lost.is_none() && !self.is_retired
     }
 
     /// How many requests the send queue has room for.

@@ -101,6 +101,18 @@ impl RoundRobin {
         }
     }
 
+    /// Removes an operation, wherever it is.
+    #[cold]
+    pub fn remove(&mut self, link: u32, op: u32) {
+        let Some(queue) = self.queues.get_mut(link as usize) else { return };
+        if remove(queue, op) {
+            self.len -= 1;
+            if queue.is_empty() {
+                remove(&mut self.links, link);
+            }
+        }
+    }
+
     /// Removes the front operation.
     pub fn pop(&mut self) {
         let Some(link) = self.links.pop_front() else { return };
@@ -172,6 +184,18 @@ mod tests {
         queue.resume(0);
         let order: Vec<_> = std::iter::from_fn(|| queue.front().inspect(|_| queue.pop())).collect();
         assert_eq!((order, queue.len()), (vec![4, 3, 1], 0));
+    }
+
+    #[test]
+    fn an_operation_is_removed_from_anywhere() {
+        let mut queue = RoundRobin::default();
+        [(0, 1), (0, 2), (1, 3), (0, 4)].into_iter().for_each(|(link, op)| queue.push(link, op));
+        queue.remove(0, 2);
+        queue.remove(1, 3);
+        queue.remove(1, 9);
+        queue.remove(7, 9);
+        let order: Vec<_> = std::iter::from_fn(|| queue.front().inspect(|_| queue.pop())).collect();
+        assert_eq!((order, queue.len()), (vec![1, 4], 0));
     }
 
     #[test]

@@ -60,6 +60,11 @@ impl SendWindow {
         Self { limit, min_limit: limit, max_limit, was_blocked: false, min_cost }
     }
 
+    /// The most bytes that are posted and not acknowledged.
+    pub fn limit(&self) -> u64 {
+        self.limit
+    }
+
     /// Adapts the window. The engine calls this before it fills a batch; `cost_in_flight` is the sum of the costs of
     /// all requests that are not acknowledged.
     #[inline]

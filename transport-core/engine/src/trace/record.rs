@@ -55,6 +55,10 @@ pub enum TraceEvent {
     PeerGone { rail: u16, peer: u32 },
     /// A device was lost.
     DeviceLost { rail: u16 },
+    /// The user took a device out of service.
+    RailRetired { rail: u16 },
+    /// The user took a device back into service.
+    RailRestored { rail: u16 },
     /// The worker went to sleep.
     Parked,
     /// The worker woke up and found something to do.
@@ -104,6 +108,8 @@ impl TraceEvent {
             Self::Woken => (head(17, 0, 0, 0), 0, 0),
             Self::Stalled { op } => (head(18, 0, 0, 0), op.word(), 0),
             Self::Triggered { op } => (head(19, 0, 0, 0), op.word(), 0),
+            Self::RailRetired { rail } => (head(20, 0, rail, 0), 0, 0),
+            Self::RailRestored { rail } => (head(21, 0, rail, 0), 0, 0),
         };
         [time.as_nanos(), head, subject, value]
     }
@@ -138,6 +144,8 @@ impl Record {
             17 => TraceEvent::Woken,
             18 => TraceEvent::Stalled { op },
             19 => TraceEvent::Triggered { op },
+            20 => TraceEvent::RailRetired { rail },
+            21 => TraceEvent::RailRestored { rail },
             _ => return None,
         };
         Some(Self { sequence, time: Time::from_nanos(time), event })
@@ -180,6 +188,8 @@ impl fmt::Display for TraceEvent {
             Self::PeerFailed { peer, error } => write!(f, "peer {peer} ended: {error}"),
             Self::PeerGone { rail, peer } => write!(f, "rail {rail}: the backend released peer {peer}"),
             Self::DeviceLost { rail } => write!(f, "rail {rail}: device lost"),
+            Self::RailRetired { rail } => write!(f, "rail {rail}: taken out of service"),
+            Self::RailRestored { rail } => write!(f, "rail {rail}: taken back into service"),
             Self::Parked => f.write_str("worker parked"),
             Self::Woken => f.write_str("worker woken"),
             Self::Stalled { op } => write!(f, "op {op} stalled"),
@@ -214,6 +224,8 @@ mod tests {
             TraceEvent::PeerFailed { peer, error: ErrorKind::PeerDied },
             TraceEvent::PeerGone { rail, peer },
             TraceEvent::DeviceLost { rail },
+            TraceEvent::RailRetired { rail },
+            TraceEvent::RailRestored { rail },
             TraceEvent::Parked,
             TraceEvent::Woken,
             TraceEvent::Stalled { op },

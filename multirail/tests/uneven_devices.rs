@@ -1,0 +1,156 @@
+//! Devices of one rail group of which one is slow or is lost: the others take over what it has not posted.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use backend_loopback::{LinkModel, Loopback, LoopbackConfig};
+use multirail::{
+    Access, Clock, ErrorKind, Fabric, FabricBuilder, Op, Outcome, Pages, Peer, Region, RemoteRegion, Time,
+    TransportConfig, VirtualClock, WriteOptions,
+};
+
+const CARDS: u32 = 4;
+/// Of a send queue.
+const DEPTH: u32 = 32;
+const PAGE: usize = 16 << 10;
+const PAGES: u32 = 4096;
+const LEN: usize = PAGES as usize * PAGE;
+
+/// Two connected fabrics in virtual time. The initiator's cards are those of a p5, by the link model.
+struct Hosts {
+    clock: VirtualClock,
+    fabrics: [Fabric; 2],
+    to_target: Peer,
+    to_initiator: Peer,
+    source: Region,
+    content: Vec<u8>,
+    /// All pages in random order.
+    pages: Pages,
+}
+
+impl Hosts {
+    fn new(link: LinkModel, seed: u64) -> Self {
+        let clock = VirtualClock::default();
+        let open = |link, seed| {
+            let cards = Loopback::with(LoopbackConfig::default().devices(CARDS).link(link));
+            let transport = TransportConfig::new("cards", Arc::new(cards));
+            let builder = FabricBuilder::new().transport(transport).clock(Arc::new(clock.clone()));
+            builder.seed(seed).caller_driven().open().unwrap()
+        };
+        let link = LinkModel { send_depth: Some(DEPTH), ..link };
+        let fabrics = [open(link, seed), open(LinkModel::p5(), seed + 1)];
+        let (to_target, to_initiator) = fabrics[0].connect_local(&fabrics[1]).unwrap();
+        let source = fabrics[0].alloc(LEN, Access::LOCAL).unwrap();
+        let mut random = fastrand::Rng::with_seed(seed);
+        let mut content = vec![0; LEN];
+        random.fill(&mut content);
+        source.copy_in(0, &content).unwrap();
+        let mut order: Vec<u32> = (0..PAGES).collect();
+        random.shuffle(&mut order);
+        Self { clock, fabrics, to_target, to_initiator, source, content, pages: Pages::new(order) }
+    }
+
+    /// Memory of the target, and the initiator's view of it.
+    fn target(&self) -> (Region, RemoteRegion) {
+        let region = self.fabrics[1].alloc(LEN, Access::all()).unwrap();
+        let remote = self.to_target.import(&region.descriptor()).unwrap();
+        (region, remote)
+    }
+
+    /// Starts a write of all pages, with an imm after them.
+    fn write(&self, to: &RemoteRegion, imm: u32) -> Op {
+        let options = WriteOptions::new().imm(imm);
+        self.to_target.write_pages_with(&self.source, &self.pages, to, &self.pages, PAGE, &options).unwrap()
+    }
+
+    /// Runs one turn of both fabrics. If nothing happens, moves the clock to what happens next.
+    fn turn(&self) {
+        if self.fabrics.iter().map(|fabric| fabric.step().events).sum::<usize>() == 0 {
+            let due = self.fabrics.iter().map(Fabric::due).fold(Time::NEVER, Time::min);
+            assert!(due != Time::NEVER, "nothing happens any more");
+            self.clock.advance(due.since(self.clock.now()).max(Duration::from_nanos(1)));
+        }
+    }
+
+    /// Runs until an operation ends.
+    fn result(&self, op: &mut Op) -> multirail::Result<Outcome> {
+        loop {
+            if let Some(result) = op.try_result() {
+                return result;
+            }
+            self.turn();
+        }
+    }
+
+    /// Checks that each page has arrived, and the imm once.
+    fn check(&self, region: &Region, imm: u32) {
+        while self.to_initiator.imm(imm).count() == 0 {
+            self.turn();
+        }
+        let mut arrived = vec![0; LEN];
+        region.copy_out(0, &mut arrived).unwrap();
+        assert!(arrived == self.content, "wrong bytes");
+        assert_eq!(self.to_initiator.imm(imm).count(), 1);
+    }
+}
+
+/// The virtual time of a transfer if card 2 is `times` slower than it says.
+fn transfer(times: u32, seed: u64) -> Duration {
+    let hosts = Hosts::new(LinkModel { slow: Some((2, times)), ..LinkModel::p5() }, seed);
+    let (region, remote) = hosts.target();
+    let begun = hosts.clock.now();
+    let mut op = hosts.write(&remote, 1);
+    assert_eq!(hosts.result(&mut op).unwrap().work_requests, PAGES + 1);
+    let time = hosts.clock.now().since(begun);
+    hosts.check(&region, 1);
+    time
+}
+
+#[test]
+fn a_slow_card_costs_its_share() {
+    for seed in 0..2 {
+        let whole = transfer(1, seed);
+        for times in [2, 10, 100] {
+            let ratio = transfer(times, seed).as_secs_f64() / whole.as_secs_f64();
+            let ideal = f64::from(CARDS) / (f64::from(CARDS - 1) + 1.0 / f64::from(times));
+            // What is posted on the slow card stays there. An eighth of the time may be lost before anyone takes over.
+            let posted = f64::from(DEPTH * times) / f64::from(PAGES / CARDS);
+            assert!(
+                ratio <= (ideal + posted) * 1.125,
+                "seed {seed}: card 2 is {times} times slower, and the transfer {ratio:.3} times; ideal: {ideal:.3}"
+            );
+        }
+    }
+}
+
+/// A lost card fails the transfers of which it has posted requests: nobody knows whether they arrive. What it has not
+/// posted of the others goes over the other cards.
+#[test]
+fn a_lost_card_fails_what_it_has_posted_alone() {
+    let (mut done, mut failed) = (0, 0);
+    for after in [0, 20, 40, 100, 1000] {
+        let link = LinkModel { lose_device: Some(2), lose_device_after: Some(after), ..LinkModel::p5() };
+        let hosts = Hosts::new(link, after);
+        let targets: Vec<_> = (0..3).map(|_| hosts.target()).collect();
+        let ops: Vec<_> = (0..).zip(&targets).map(|(imm, (_, remote))| hosts.write(remote, imm)).collect();
+        for ((imm, mut op), (region, _)) in (0..).zip(ops).zip(&targets) {
+            match hosts.result(&mut op) {
+                Ok(outcome) => {
+                    assert_eq!(outcome.work_requests, PAGES + 1);
+                    hosts.check(region, imm);
+                    done += 1;
+                }
+                Err(error) => {
+                    assert_eq!(error.kind(), ErrorKind::DeviceLost, "{error}");
+                    assert_eq!(hosts.to_initiator.imm(imm).count(), 0);
+                    failed += 1;
+                }
+            }
+        }
+        // The other cards still carry everything.
+        let (region, remote) = hosts.target();
+        hosts.result(&mut hosts.write(&remote, 9)).unwrap();
+        hosts.check(&region, 9);
+    }
+    assert!(done > 3 && failed > 3, "{done} transfers succeeded and {failed} failed: too few of one kind");
+}
