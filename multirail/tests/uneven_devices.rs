@@ -12,7 +12,7 @@ use multirail::{
 const CARDS: u32 = 4;
 /// Of a send queue.
 const DEPTH: u32 = 32;
-const PAGE: usize = 16 << 10;
+const PAGE: usize = 4 << 10;
 const PAGES: u32 = 4096;
 const LEN: usize = PAGES as usize * PAGE;
 
@@ -63,13 +63,16 @@ impl Hosts {
         self.to_target.write_pages_with(&self.source, &self.pages, to, &self.pages, PAGE, &options).unwrap()
     }
 
-    /// Runs one turn of both fabrics. If nothing happens, moves the clock to what happens next.
-    fn turn(&self) {
+    /// Runs one turn of both fabrics. If nothing happens, moves the clock to what happens next. False if there is nothing.
+    fn turn(&self) -> bool {
         if self.fabrics.iter().map(|fabric| fabric.step().events).sum::<usize>() == 0 {
             let due = self.fabrics.iter().map(Fabric::due).fold(Time::NEVER, Time::min);
-            assert!(due != Time::NEVER, "nothing happens any more");
+            if due == Time::NEVER {
+                return false;
+            }
             self.clock.advance(due.since(self.clock.now()).max(Duration::from_nanos(1)));
         }
+        true
     }
 
     /// Runs until an operation ends.
@@ -78,14 +81,14 @@ impl Hosts {
             if let Some(result) = op.try_result() {
                 return result;
             }
-            self.turn();
+            assert!(self.turn(), "the operation has not ended, and nothing happens any more");
         }
     }
 
     /// Checks that each page has arrived, and the imm once.
     fn check(&self, region: &Region, imm: u32) {
         while self.to_initiator.imm(imm).count() == 0 {
-            self.turn();
+            assert!(self.turn(), "the imm has not arrived, and nothing happens any more");
         }
         let mut arrived = vec![0; LEN];
         region.copy_out(0, &mut arrived).unwrap();
@@ -153,4 +156,50 @@ fn a_lost_card_fails_what_it_has_posted_alone() {
         hosts.check(&region, 9);
     }
     assert!(done > 3 && failed > 3, "{done} transfers succeeded and {failed} failed: too few of one kind");
+}
+
+/// Cards are taken out of service and back while one of them is lost: every transfer ends, and every drain.
+#[test]
+fn drained_and_lost_cards_leave_nothing_behind() {
+    let (mut done, mut failed) = (0, 0);
+    for seed in 0..30 {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let after = random.u64(..3000);
+        let link = LinkModel { lose_device: Some(2), lose_device_after: Some(after), ..LinkModel::p5() };
+        let hosts = Hosts::new(link, seed);
+        let (region, remote) = hosts.target();
+        let names: Vec<_> =
+            hosts.fabrics[0].transports()[0].devices.iter().map(|card| card.name.clone()).collect();
+        let mut ops: Vec<_> = (0..3).map(|imm| hosts.write(&remote, imm)).collect();
+        let mut drains = Vec::new();
+        for _ in 0..random.usize(1..8) {
+            (0..random.usize(..40)).for_each(|_| _ = hosts.turn());
+            let name = &names[random.usize(..names.len())];
+            match random.bool() {
+                true => drains.push(hosts.fabrics[0].drain_device(name).unwrap()),
+                false => hosts.fabrics[0].restore_device(name).unwrap(),
+            }
+        }
+        let mut each = Vec::new();
+        for op in &mut ops {
+            each.push(hosts.result(op));
+        }
+        for (imm, result) in (0..).zip(each) {
+            match result {
+                Ok(outcome) => {
+                    assert_eq!(outcome.work_requests, PAGES + 1);
+                    hosts.check(&region, imm);
+                    done += 1;
+                }
+                Err(error) => {
+                    assert_eq!(error.kind(), ErrorKind::DeviceLost, "{error}");
+                    failed += 1;
+                }
+            }
+        }
+        for drain in &mut drains {
+            drain.wait(limit::HANG).unwrap();
+        }
+    }
+    assert!(done > 9 && failed > 9, "{done} transfers succeeded and {failed} failed: too few of one kind");
 }

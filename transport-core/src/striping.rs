@@ -39,13 +39,17 @@ impl<'a> Shares<'a> {
         if links.len() == 1 || work.remote.is_none() {
             return Ok(Self::One(link));
         }
-        let in_service = |link: &Link, rail: usize| !link.engine.is_out_of_service(rail);
-        // If nothing in service reaches the regions, what is retired carries the operation.
-        let any_in_service = links.iter().any(|link| capacity(link, work, in_service) > 0);
-        let counts = |link: &Link, rail: usize| !any_in_service || in_service(link, rail);
-        let reach = links.iter().map(|link| (link, capacity(link, work, counts)));
-        let reach = reach.filter(|(_, capacity)| *capacity > 0);
-        let groups = reach.clone().count() as u64;
+        let of = |all: bool| {
+            let capacities = links.iter().map(move |link| (link, capacity(link, work, all)));
+            capacities.filter(|(_, capacity)| *capacity > 0)
+        };
+        let mut reach = of(false);
+        let mut groups = reach.clone().count() as u64;
+        if groups == 0 {
+            // What no rail in service reaches goes over those that are retired.
+            reach = of(true);
+            groups = reach.clone().count() as u64;
+        }
         if groups == 0 {
             let why = "no pair of rails joins the rails that the local region is registered on with those of the \
                        remote region; register one of them on all rails";
@@ -81,12 +85,14 @@ fn least_backlog<'a>(peer: &PeerInner, links: impl Iterator<Item = &'a Link>) ->
     links.enumerate().min_by_key(|(_, link)| order(link)).map_or(0, |(index, _)| index)
 }
 
-/// What those rails of a link carry that reach both regions and that `counts` is true for, relative to other links.
-fn capacity(link: &Link, work: &Work, counts: impl Fn(&Link, usize) -> bool) -> u64 {
+/// What those rails of a link carry that reach both regions, relative to other links. Rails that are out of service count
+/// only if `all` is true.
+fn capacity(link: &Link, work: &Work, all: bool) -> u64 {
     let (transport, first) = (link.engine.transport, link.engine.first_rail);
     let reaches = |rail: usize| work.is_local_on(transport, rail) && work.is_remote_on(rail);
     let rails = link.rails.iter().enumerate();
-    let rails = rails.filter(|(rail, _)| reaches(first + rail) && counts(link, *rail));
+    let rails =
+        rails.filter(|(rail, _)| reaches(first + rail) && (all || !link.engine.is_out_of_service(*rail)));
     rails.filter_map(|(_, paired)| Some(u64::from(paired.as_ref()?.weight))).sum()
 }
 

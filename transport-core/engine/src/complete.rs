@@ -9,7 +9,7 @@ use super::rail::MAX_RUN;
 use super::snapshot::RecentFailures;
 use super::step::HashedEvent;
 use super::trace::{TraceEvent, peer_number};
-use super::{DrainReply, Engine, Work};
+use super::{DrainReply, Engine, Rail, Work};
 use crate::op::OpId;
 use crate::spi::{Event, PeerSlot, Status};
 use crate::{Error, ErrorKind, Outcome, PeerId, Time};
@@ -266,7 +266,7 @@ impl Engine {
             if is_posted || active.rails[rail].left() > 0 && !self.hand_over(op, rail) {
                 self.fail_op(op, error.clone());
             } else {
-                self.take_back_what_nobody_takes(op);
+                self.settle_handed_over(op, &error);
             }
         }
         for (id, _) in posted {
@@ -281,7 +281,10 @@ impl Engine {
         self.set_retired(rail, true);
         let mut ops = Vec::new();
         for op in 0..self.active.len() as u32 {
-            self.hand_over(op, rail);
+            if !self.hand_over(op, rail) {
+                let error = Error::new(ErrorKind::DeviceLost, "drain_device", "no device is left");
+                self.settle_handed_over(op, &error);
+            }
             let active = self.active[op as usize].as_ref();
             ops.extend(active.filter(|active| active.rails[rail].is_used()).map(|active| active.id));
         }
@@ -292,6 +295,9 @@ impl Engine {
     /// Takes a rail back into service.
     pub(super) fn restore_rail(&mut self, rail: usize) {
         self.set_retired(rail, false);
+        if self.rails[rail].lost.is_some() {
+            return;
+        }
         for op in 0..self.active.len() as u32 {
             let Some(active) = &mut self.active[op as usize] else { continue };
             active.take_back(rail);
@@ -318,15 +324,21 @@ impl Engine {
         tracing::info!(transport = %self.handle.label, %device, "the device is taken {change} service");
     }
 
-    /// Lets retired rails post what was handed over from them, if no rail in service can take it any more.
+    /// If no rail in service reaches an operation any more, lets retired rails post what was handed over, also from lost
+    /// rails. If none is left, the operation fails with `error`.
     #[cold]
-    fn take_back_what_nobody_takes(&mut self, op: u32) {
+    fn settle_handed_over(&mut self, op: u32, error: &Error) {
         let Some(active) = &mut self.active[op as usize] else { return };
-        let mut all = active.rails.iter().zip(&self.rails);
-        if all.any(|(share, rail)| share.usable() && rail.is_in_service()) {
+        let is_handed_over = active.rails.iter().any(|share| share.is_handed_over);
+        if !is_handed_over || active.is_reached_by(&self.rails, Rail::is_in_service) {
             return;
         }
-        (0..self.rails.len()).for_each(|rail| active.take_back(rail));
+        if !active.is_reached_by(&self.rails, |rail| rail.lost.is_none()) {
+            return self.fail_op(op, error.clone());
+        }
+        for rail in (0..self.rails.len()).filter(|rail| self.rails[*rail].lost.is_none()) {
+            active.take_back(rail);
+        }
         if active.trigger.is_none() {
             self.queue(op);
         }

@@ -371,21 +371,26 @@ impl Engine {
         taken
     }
 
-    /// Lets the rails in service that have posted their own pieces of an operation take what was handed over.
+    /// Lets the rails that have posted their own pieces of an operation take what was handed over. Retired rails take
+    /// some only if no rail in service can.
     fn take_over_handed(&mut self, id: OpId) -> usize {
         let mut taken = 0;
         let Some(active) = &mut self.active[id.index as usize] else { return 0 };
         if active.id != id || active.trigger.is_some() {
             return 0;
         }
+        let any_in_service = active.is_reached_by(&self.rails, Rail::is_in_service);
         for (number, rail) in self.rails.iter().enumerate() {
-            if rail.is_in_service() && !rail.queue.is_paused(active.link) {
+            let may_take = if any_in_service { rail.is_in_service() } else { rail.lost.is_none() };
+            if may_take && !rail.queue.is_paused(active.link) {
                 let pieces = active.take_over(number, |_| u64::MAX);
                 self.handle.counts[number].taken_over(pieces);
                 taken += usize::from(pieces > 0);
             }
         }
-        self.queue(id.index);
+        if taken > 0 {
+            self.queue(id.index);
+        }
         taken
     }
 
@@ -415,7 +420,7 @@ impl Engine {
     #[inline]
     pub(super) fn post(&mut self) -> (usize, usize) {
         let (mut posted, mut untried_rails) = (std::mem::take(&mut self.posted_at_once), 0);
-        if self.may_take_over {
+        if self.may_take_over && self.rails.len() > 1 {
             untried_rails += self.take_over_pieces();
         }
         for rail in 0..self.rails.len() {

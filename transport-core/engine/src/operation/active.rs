@@ -9,7 +9,7 @@ use crate::index::GroupIndex;
 use crate::op::OpId;
 use crate::peer::{LinkState, PeerState};
 use crate::plan::{RailRange, Shape};
-use crate::rail::MAX_RUN;
+use crate::rail::{MAX_RUN, Rail};
 use crate::spi::{Batch, WorkKind, WorkRequest};
 use crate::trace::GrantOf;
 use crate::{Error, Time, Trigger};
@@ -146,6 +146,12 @@ impl ActiveOp {
     }
 
     // ---- pieces that change their rail ----
+
+    /// Whether any of the rails that `counts` is true for reaches the peer and the regions.
+    #[cold]
+    pub fn is_reached_by(&self, rails: &[Rail], counts: impl Fn(&Rail) -> bool) -> bool {
+        self.rails.iter().zip(rails).any(|(share, rail)| share.usable() && counts(rail))
+    }
 
     /// Hands the pieces that are not posted on `rail` to the rails that `takes` is true for. Those that have posted all of
     /// their own pieces get theirs by [`ActiveOp::take_over`] in the next step, and the others when they have. Returns
