@@ -356,22 +356,28 @@ fn rails(peer: &PeerInner, link: &Link, work: &Work, at_once: bool) -> Result<Ve
 /// The plans for the rails of a link, without shares.
 fn blank<'a>(link: &'a Link, work: &'a Work) -> impl Iterator<Item = RailPlan> + 'a {
     let (engine, transport) = (&link.engine, link.engine.transport);
-    link.rails.iter().enumerate().map(move |(index, paired)| {
+    let unusable = move |index: usize| {
         let rail = engine.first_rail + index;
-        RailPlan {
-            rail: rail as u32,
-            device: engine.devices[index].clone(),
-            requests: 0,
-            bytes: 0,
-            unusable: match paired {
-                None => Some("the peer has no rail for it"),
-                Some(_) if engine.counts[index].is_lost() => Some("its device is lost"),
-                Some(_) if engine.counts[index].is_retired() => Some("its device is taken out of service"),
-                Some(_) if !work.is_local_on(transport, rail) => Some("the local region is not on it"),
-                Some(_) if !work.is_remote_on(rail) => Some("the region is not on it"),
-                Some(_) => None,
-            },
+        match link.rails[index] {
+            None => Some("the peer has no rail for it"),
+            Some(_) if engine.counts[index].is_lost() => Some("its device is lost"),
+            Some(_) if !work.is_local_on(transport, rail) => Some("the local region is not on it"),
+            Some(_) if !work.is_remote_on(rail) => Some("the region is not on it"),
+            Some(_) => None,
         }
+    };
+    // What no rail in service can carry goes over those that are retired.
+    let is_in_service = move |index: usize| unusable(index).is_none() && !engine.counts[index].is_retired();
+    let any_in_service = (0..link.rails.len()).any(is_in_service);
+    (0..link.rails.len()).map(move |index| RailPlan {
+        rail: (engine.first_rail + index) as u32,
+        device: engine.devices[index].clone(),
+        requests: 0,
+        bytes: 0,
+        unusable: match unusable(index) {
+            None if any_in_service && !is_in_service(index) => Some("its device is taken out of service"),
+            why => why,
+        },
     })
 }
 

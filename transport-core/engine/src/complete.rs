@@ -1,5 +1,5 @@
 //! Completing: the engine polls the endpoints, finds the operation, peer or receive that each event is about, and ends
-//! operations.
+//! operations. Also what rails leave to others: those that are lost, taken out of service, or far behind.
 
 use std::sync::Arc;
 
@@ -269,79 +269,12 @@ impl Engine {
                 self.settle_handed_over(op, &error);
             }
         }
+        // Nothing is posted there any more, and an operation that gets the index of an ended one must not be found here.
+        self.rails[rail].queue.clear();
         for (id, _) in posted {
             self.acknowledge(rail, id, 1, Some(Status { kind: ErrorKind::DeviceLost, code: status.code }));
         }
         self.receives.on_device_lost(rail, &error, &self.handle);
-    }
-
-    /// Takes a rail out of service. Other rails post what is not posted, if they can. `done` gets its result once the
-    /// operations that use the rail now have ended.
-    pub(super) fn retire_rail(&mut self, rail: usize, deadline: Time, done: DrainReply) {
-        self.set_retired(rail, true);
-        let mut ops = Vec::new();
-        for op in 0..self.active.len() as u32 {
-            if !self.hand_over(op, rail) {
-                let error = Error::new(ErrorKind::DeviceLost, "drain_device", "no device is left");
-                self.settle_handed_over(op, &error);
-            }
-            let active = self.active[op as usize].as_ref();
-            ops.extend(active.filter(|active| active.rails[rail].is_used()).map(|active| active.id));
-        }
-        self.next_deadline = self.next_deadline.min(deadline);
-        self.drains.add(ops, deadline, done);
-    }
-
-    /// Takes a rail back into service.
-    pub(super) fn restore_rail(&mut self, rail: usize) {
-        self.set_retired(rail, false);
-        if self.rails[rail].lost.is_some() {
-            return;
-        }
-        for op in 0..self.active.len() as u32 {
-            let Some(active) = &mut self.active[op as usize] else { continue };
-            active.take_back(rail);
-            if active.trigger.is_none() {
-                self.queue(op);
-            }
-        }
-    }
-
-    fn set_retired(&mut self, rail: usize, is_retired: bool) {
-        let this = &mut self.rails[rail];
-        if std::mem::replace(&mut this.is_retired, is_retired) == is_retired {
-            return;
-        }
-        let is_out = !this.is_in_service();
-        self.handle.counts[rail].set_retired(is_retired);
-        self.handle.set_out_of_service(rail, is_out);
-        let number = self.rail_number(rail);
-        self.record(match is_retired {
-            true => TraceEvent::RailRetired { rail: number },
-            false => TraceEvent::RailRestored { rail: number },
-        });
-        let (device, change) = (&self.handle.devices[rail], if is_retired { "out of" } else { "into" });
-        tracing::info!(transport = %self.handle.label, %device, "the device is taken {change} service");
-    }
-
-    /// If no rail in service reaches an operation any more, lets retired rails post what was handed over, also from lost
-    /// rails. If none is left, the operation fails with `error`.
-    #[cold]
-    fn settle_handed_over(&mut self, op: u32, error: &Error) {
-        let Some(active) = &mut self.active[op as usize] else { return };
-        let is_handed_over = active.rails.iter().any(|share| share.is_handed_over);
-        if !is_handed_over || active.is_reached_by(&self.rails, Rail::is_in_service) {
-            return;
-        }
-        if !active.is_reached_by(&self.rails, |rail| rail.lost.is_none()) {
-            return self.fail_op(op, error.clone());
-        }
-        for rail in (0..self.rails.len()).filter(|rail| self.rails[*rail].lost.is_none()) {
-            active.take_back(rail);
-        }
-        if active.trigger.is_none() {
-            self.queue(op);
-        }
     }
 
     /// A request failed, and the reason may be the peer's death: the engine probes the peer.
@@ -427,6 +360,175 @@ impl Engine {
             self.links[link as usize] = None;
             self.handle.release_link(link);
         }
+    }
+
+    // ---- rails out of service, and pieces that change their rail ----
+
+    /// Takes a rail out of service. Other rails post what is not posted, if they can. `done` gets its result once the
+    /// operations that use the rail now have ended.
+    pub(super) fn retire_rail(&mut self, rail: usize, deadline: Time, done: DrainReply) {
+        self.activate_submitted();
+        self.set_retired(rail, true);
+        let mut ops = Vec::new();
+        for op in 0..self.active.len() as u32 {
+            if !self.hand_over(op, rail) {
+                let error = Error::new(ErrorKind::DeviceLost, "drain_device", "no device is left");
+                self.settle_handed_over(op, &error);
+            }
+            let active = self.active[op as usize].as_ref();
+            ops.extend(active.filter(|active| active.rails[rail].is_awaited()).map(|active| active.id));
+        }
+        self.next_deadline = self.next_deadline.min(deadline);
+        self.drains.add(ops, deadline, done);
+    }
+
+    /// Takes a rail back into service.
+    pub(super) fn restore_rail(&mut self, rail: usize) {
+        self.set_retired(rail, false);
+        if self.rails[rail].lost.is_some() {
+            return;
+        }
+        for op in 0..self.active.len() as u32 {
+            let Some(active) = &mut self.active[op as usize] else { continue };
+            active.take_back(rail);
+            if active.trigger.is_none() {
+                self.queue(op);
+            }
+        }
+    }
+
+    fn set_retired(&mut self, rail: usize, is_retired: bool) {
+        let this = &mut self.rails[rail];
+        if std::mem::replace(&mut this.is_retired, is_retired) == is_retired {
+            return;
+        }
+        let is_out = !this.is_in_service();
+        self.handle.counts[rail].set_retired(is_retired);
+        self.handle.set_out_of_service(rail, is_out);
+        let number = self.rail_number(rail);
+        self.record(match is_retired {
+            true => TraceEvent::RailRetired { rail: number },
+            false => TraceEvent::RailRestored { rail: number },
+        });
+        let (device, change) = (&self.handle.devices[rail], if is_retired { "out of" } else { "into" });
+        tracing::info!(transport = %self.handle.label, %device, "the device is taken {change} service");
+    }
+
+    /// If no rail in service reaches an operation any more, lets retired rails post what was handed over, also from lost
+    /// rails. If none is left, the operation fails with `error`.
+    #[cold]
+    fn settle_handed_over(&mut self, op: u32, error: &Error) {
+        let Some(active) = &mut self.active[op as usize] else { return };
+        let is_handed_over = active.rails.iter().any(|share| share.is_handed_over);
+        if !is_handed_over || active.is_reached_by(&self.rails, Rail::is_in_service) {
+            return;
+        }
+        if !active.is_reached_by(&self.rails, |rail| rail.lost.is_none()) {
+            return self.fail_op(op, error.clone());
+        }
+        for rail in (0..self.rails.len()).filter(|rail| self.rails[*rail].lost.is_none()) {
+            active.take_back(rail);
+        }
+        if active.trigger.is_none() {
+            self.queue(op);
+        }
+    }
+
+    /// Hands the pieces that an operation has not posted on a rail to other rails. Returns false if there are none, or if
+    /// no rail in service can take them.
+    #[cold]
+    fn hand_over(&mut self, op: u32, rail: usize) -> bool {
+        let Some(active) = &mut self.active[op as usize] else { return false };
+        let (link, is_lost) = (active.link, self.rails[rail].lost.is_some());
+        // A paused link may stay so. What a lost rail has not posted, retired ones carry if need be.
+        let takes = |other: usize| {
+            let other = &self.rails[other];
+            !other.queue.is_paused(link) && (other.is_in_service() || is_lost && other.lost.is_none())
+        };
+        if !active.hand_over(rail, takes) {
+            return false;
+        }
+        self.rails[rail].queue.remove(link, op);
+        self.await_takers(op);
+        true
+    }
+
+    /// Looks for rails that take what an operation has handed over, from the next step on. An operation that waits for its
+    /// trigger does so when it starts.
+    pub(super) fn await_takers(&mut self, op: u32) {
+        let Some(active) = &self.active[op as usize] else { return };
+        let is_handed_over = active.rails.iter().any(|share| share.is_handed_over);
+        if is_handed_over && active.trigger.is_none() && !self.handed_over.contains(&active.id) {
+            self.handed_over.push(active.id);
+            self.may_take_over = true;
+        }
+    }
+
+    /// Lets rails take over pieces of others: what was handed over, and, if nothing else waits on a rail, what a rail that
+    /// is far behind has not posted. Returns how often a rail took some: it posts them in this step.
+    #[cold]
+    pub(super) fn take_over_pieces(&mut self) -> usize {
+        self.may_take_over = false;
+        let mut taken = 0;
+        for index in 0..self.handed_over.len() {
+            taken += self.take_over_handed(self.handed_over[index]);
+        }
+        let is_waiting = |id: &OpId| {
+            let active = self.active[id.index as usize].as_ref().filter(|active| active.id == *id);
+            active.is_some_and(|active| {
+                active.rails.iter().any(|share| share.is_handed_over && share.left() > 0)
+            })
+        };
+        self.handed_over.retain(is_waiting);
+        self.may_take_over = !self.handed_over.is_empty();
+        for rail in 0..self.rails.len() {
+            if self.rails[rail].is_in_service() && self.rails[rail].queue.is_idle() {
+                taken += usize::from(self.take_over_far_behind(rail));
+            }
+        }
+        taken
+    }
+
+    /// Lets the rails that have posted their own pieces of an operation take what was handed over. Retired rails take
+    /// some only if no rail in service can.
+    fn take_over_handed(&mut self, id: OpId) -> usize {
+        let mut taken = 0;
+        let Some(active) = &mut self.active[id.index as usize] else { return 0 };
+        if active.id != id {
+            return 0;
+        }
+        let any_in_service = active.is_reached_by(&self.rails, Rail::is_in_service);
+        for (number, rail) in self.rails.iter().enumerate() {
+            let may_take = if any_in_service { rail.is_in_service() } else { rail.lost.is_none() };
+            if may_take && !rail.queue.is_paused(active.link) {
+                let pieces = active.take_over(number, |_| u64::MAX);
+                self.handle.counts[number].taken_over(pieces);
+                taken += usize::from(pieces > 0);
+            }
+        }
+        if taken > 0 {
+            self.queue(id.index);
+        }
+        taken
+    }
+
+    /// Lets an idle rail take pieces of the operation that another rail serves next, if that rail is far behind.
+    fn take_over_far_behind(&mut self, rail: usize) -> bool {
+        for other in 0..self.rails.len() {
+            let Some(op) = self.rails[other].queue.front() else { continue };
+            let active = self.active[op as usize].as_mut().filter(|active| active.trigger.is_none());
+            let Some(active) = active else { continue };
+            let piece = active.piece_bytes().max(1);
+            // Twice what a rail may post at once.
+            let most = |of: &Rail| of.window.limit().min(of.depth as u64 * piece);
+            let pieces = active.take_over(rail, |other| most(&self.rails[other]).saturating_mul(2));
+            if pieces > 0 {
+                self.handle.counts[rail].taken_over(pieces);
+                self.queue(op);
+                return true;
+            }
+        }
+        false
     }
 
     // ---- the end of an operation ----

@@ -317,7 +317,10 @@ impl Engine {
         // `begin_flush` did not flush the first rail that has carried bytes, so the imm must use the same rail. If
         // this engine has carried no bytes, the other engines have flushed all their rails, and any rail will do.
         let may_carry = |rail: &ActiveRail| rail.usable() && (rail.is_used() || !needs_flushes);
-        let index = active.rails.iter().position(may_carry);
+        // A rail in service comes first, and then a retired one.
+        let in_service = |(rail, this): (&ActiveRail, &Rail)| may_carry(rail) && this.is_in_service();
+        let index = active.rails.iter().zip(&self.rails).position(in_service);
+        let index = index.or_else(|| active.rails.iter().position(may_carry));
         let index = index.or_else(|| active.rails.iter().position(ActiveRail::usable));
         let Some(rail) = index.map(|index| &mut active.rails[index]) else {
             let why = "all rails to the peer were lost before the imm was sent";
@@ -328,88 +331,6 @@ impl Engine {
         rail.next = 0;
         active.unposted = 1;
         self.queue(op);
-    }
-
-    // ---- pieces that change their rail ----
-
-    /// Hands the pieces that an operation has not posted on a rail to other rails. Returns false if there are none, or if
-    /// no rail in service can take them.
-    #[cold]
-    pub(super) fn hand_over(&mut self, op: u32, rail: usize) -> bool {
-        let Some(active) = &mut self.active[op as usize] else { return false };
-        if !active.hand_over(rail, |other| self.rails[other].is_in_service()) {
-            return false;
-        }
-        self.handed_over.push(active.id);
-        self.may_take_over = true;
-        self.rails[rail].queue.remove(active.link, op);
-        true
-    }
-
-    /// Lets rails take over pieces of others: what was handed over, and, if nothing else waits on a rail, what a rail that
-    /// is far behind has not posted. Returns how often a rail took some: it posts them in this step.
-    #[cold]
-    fn take_over_pieces(&mut self) -> usize {
-        self.may_take_over = false;
-        let mut taken = 0;
-        for index in 0..self.handed_over.len() {
-            taken += self.take_over_handed(self.handed_over[index]);
-        }
-        let is_waiting = |id: &OpId| {
-            let active = self.active[id.index as usize].as_ref().filter(|active| active.id == *id);
-            active.is_some_and(|active| {
-                active.rails.iter().any(|share| share.is_handed_over && share.left() > 0)
-            })
-        };
-        self.handed_over.retain(is_waiting);
-        self.may_take_over = !self.handed_over.is_empty();
-        for rail in 0..self.rails.len() {
-            if self.rails[rail].is_in_service() && self.rails[rail].queue.is_idle() {
-                taken += usize::from(self.take_over_far_behind(rail));
-            }
-        }
-        taken
-    }
-
-    /// Lets the rails that have posted their own pieces of an operation take what was handed over. Retired rails take
-    /// some only if no rail in service can.
-    fn take_over_handed(&mut self, id: OpId) -> usize {
-        let mut taken = 0;
-        let Some(active) = &mut self.active[id.index as usize] else { return 0 };
-        if active.id != id || active.trigger.is_some() {
-            return 0;
-        }
-        let any_in_service = active.is_reached_by(&self.rails, Rail::is_in_service);
-        for (number, rail) in self.rails.iter().enumerate() {
-            let may_take = if any_in_service { rail.is_in_service() } else { rail.lost.is_none() };
-            if may_take && !rail.queue.is_paused(active.link) {
-                let pieces = active.take_over(number, |_| u64::MAX);
-                self.handle.counts[number].taken_over(pieces);
-                taken += usize::from(pieces > 0);
-            }
-        }
-        if taken > 0 {
-            self.queue(id.index);
-        }
-        taken
-    }
-
-    /// Lets an idle rail take pieces of the operation that another rail serves next, if that rail is far behind.
-    fn take_over_far_behind(&mut self, rail: usize) -> bool {
-        for other in 0..self.rails.len() {
-            let Some(op) = self.rails[other].queue.front() else { continue };
-            let Some(active) = &mut self.active[op as usize] else { continue };
-            let piece = active.piece_bytes().max(1);
-            // Twice what a rail may post at once.
-            let most = |of: &Rail| of.window.limit().min(of.depth as u64 * piece);
-            let pieces = active.take_over(rail, |other| most(&self.rails[other]).saturating_mul(2));
-            if pieces > 0 {
-                self.handle.counts[rail].taken_over(pieces);
-                self.queue(op);
-                return true;
-            }
-        }
-        false
     }
 
     // ---- batches ----

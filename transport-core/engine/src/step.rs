@@ -79,8 +79,8 @@ pub struct Engine {
     pub(super) waiting_for_trigger: Vec<OpId>,
     /// Operations of which pieces are [handed over](ActiveOp::hand_over).
     pub(super) handed_over: Vec<OpId>,
-    /// Whether a rail may have pieces that another one should take over: it could not post all, or `handed_over` is not
-    /// empty.
+    /// Whether a rail may have pieces that another one should take over: its send queue or its window was full, or
+    /// `handed_over` is not empty.
     pub(super) may_take_over: bool,
     /// The events of the last poll.
     pub(super) completions: Completions,
@@ -503,13 +503,18 @@ impl Engine {
         }
     }
 
-    /// Adds a drain: `done` gets its result once the operations of `peer` that are under way now have ended.
-    fn drain(&mut self, peer: PeerId, deadline: Time, done: DrainReply) {
-        // Controls overtake submissions. So the engine first activates the operations that were submitted before.
+    /// Activates the operations that are queued. Controls overtake submissions: one that concerns all operations that were
+    /// submitted before it calls this.
+    pub(super) fn activate_submitted(&mut self) {
         for _ in 0..self.handle.submissions.len() {
             let Some(submission) = self.handle.submissions.pop() else { break };
             self.activate(submission, false);
         }
+    }
+
+    /// Adds a drain: `done` gets its result once the operations of `peer` that are under way now have ended.
+    fn drain(&mut self, peer: PeerId, deadline: Time, done: DrainReply) {
+        self.activate_submitted();
         let ops = self.active.iter().flatten().filter(|active| active.peer.id == peer);
         let ops = ops.map(|active| active.id).collect();
         self.next_deadline = self.next_deadline.min(deadline);
@@ -557,7 +562,10 @@ impl Engine {
         self.schedule_checks(now, deadline);
         match refused {
             Some(error) => self.fail_op(op, error),
-            None => self.queue(op),
+            None => {
+                self.await_takers(op);
+                self.queue(op);
+            }
         }
         // Last, because dropping a trigger runs the user's code.
         drop(trigger);

@@ -314,7 +314,8 @@ impl Fabric {
     /// after the fabric's default deadline, and the device stays out of service. Then call this function again.
     ///
     /// - The device still carries what no other device can: operations on regions that are registered on no other
-    ///   device of the pair, messages if it is the first device of its transport, and notifications.
+    ///   device of the pair, messages if it is the first device of its transport, and notifications. Small operations
+    ///   that loopback copies in the calling thread count as its first device's.
     /// - It still carries what peers write to this side and read from it. To stop that, let each peer take the device
     ///   out of service that is paired with it.
     ///
@@ -325,6 +326,8 @@ impl Fabric {
         for (engine, rail) in self.rails_of(device, "drain_device")? {
             let (done, answer) = drain_answer();
             let deadline = self.0.deadline(self.0.now(), None);
+            // The engine does this, too, but operations that are submitted from now on must not come before it.
+            engine.set_out_of_service(rail, true);
             engine.control(Control::RetireRail { rail, deadline, done });
             waits.push((Arc::clone(engine), answer));
         }

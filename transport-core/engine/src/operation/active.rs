@@ -87,7 +87,8 @@ pub(crate) struct ActiveRail {
     pub next: u32,
     /// The segment of the run that is posted, or of the last one, if the operation is a list.
     pub segment: u32,
-    /// Whether the operation is in the rail's queue, or must not be: `is_handed_over`.
+    /// Whether the operation is in the rail's queue. Also true while its pieces are handed over, so that
+    /// `Engine::queue` passes over them.
     pub queued: bool,
     /// Whether other rails post what is left. Until they do, these pieces wait here.
     pub is_handed_over: bool,
@@ -128,6 +129,11 @@ impl ActiveRail {
     /// The number of pieces that are not posted yet.
     pub fn left(&self) -> u32 {
         self.range.end - self.next
+    }
+
+    /// Whether requests of the operation are or will be posted on the rail, or were.
+    pub fn is_awaited(&self) -> bool {
+        self.is_used() && !(self.is_handed_over && self.posted() == 0)
     }
 
     /// The number of pieces that are posted.
@@ -182,7 +188,8 @@ impl ActiveOp {
         let from = (0..self.rails.len()).max_by_key(|other| order(&self.rails[*other])).unwrap_or(rail);
         let share = &self.rails[from];
         let left = share.left();
-        let bytes = |pieces: u32| u64::from(pieces) * self.piece_bytes().max(1);
+        let mean = (self.bytes / u64::from(self.work.pieces.len().max(1))).max(1);
+        let bytes = |pieces: u32| u64::from(pieces) * mean;
         // Both have posted since the operation began.
         let is_slower = bytes(posted.saturating_sub(share.posted())) >= margin(from)
             && u64::from(share.posted()) * u64::from(FAR_BEHIND)

@@ -59,8 +59,7 @@ impl Drains {
         *next = self.0.iter().map(|drain| drain.deadline).fold(*next, Time::min);
         let count = late.len();
         for Drain { ops, done, .. } in late {
-            let why =
-                format!("{} operations are still under way; call drain() again to keep waiting", ops.len());
+            let why = format!("{} operations are still under way; ask again to keep waiting", ops.len());
             done.send(Err(Error::new(ErrorKind::DeadlineExceeded, "drain", why)));
         }
         count

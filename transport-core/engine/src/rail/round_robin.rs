@@ -101,6 +101,12 @@ impl RoundRobin {
         }
     }
 
+    /// Removes all operations, and serves all links again.
+    #[cold]
+    pub fn clear(&mut self) {
+        *self = Self::default();
+    }
+
     /// Removes an operation, wherever it is.
     #[cold]
     pub fn remove(&mut self, link: u32, op: u32) {
