@@ -57,7 +57,8 @@ fn device_lost(context: &TrialContext) -> TestResult {
     }
     // Later operations may succeed if rails are left, and must fail if none is.
     let rails = pair.a.transports()[0].devices.len();
-    for _ in 0..=Variant::LOST_AFTER {
+    // Each round has a write for every rail, but for those that are passed over because a rail before them is lost.
+    for _ in 0..=2 * Variant::LOST_AFTER {
         let late: Vec<_> = (0..rails + 8).map(|_| pair.to_b.write(&src.region, 0..64, &remote, 0)).collect();
         for late in late {
             let result = match late {
