@@ -116,7 +116,7 @@ fn a_slow_card_costs_its_share() {
         for times in [2, 10, 100] {
             let ratio = transfer(times, seed).as_secs_f64() / whole.as_secs_f64();
             let ideal = f64::from(CARDS) / (f64::from(CARDS - 1) + 1.0 / f64::from(times));
-            // What is posted on the slow card stays there. An eighth of the time may be lost before anyone takes over.
+            // The slow card keeps what it has posted. The other cards may take over an eighth of the time too late.
             let posted = f64::from(DEPTH * times) / f64::from(PAGES / CARDS);
             assert!(
                 ratio <= (ideal + posted) * 1.125,
@@ -180,11 +180,8 @@ fn drained_and_lost_cards_leave_nothing_behind() {
                 false => hosts.fabrics[0].restore_device(name).unwrap(),
             }
         }
-        let mut each = Vec::new();
-        for op in &mut ops {
-            each.push(hosts.result(op));
-        }
-        for (imm, result) in (0..).zip(each) {
+        let results: Vec<_> = ops.iter_mut().map(|op| hosts.result(op)).collect();
+        for (imm, result) in (0..).zip(results) {
             match result {
                 Ok(outcome) => {
                     assert_eq!(outcome.work_requests, PAGES + 1);

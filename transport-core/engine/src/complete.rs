@@ -266,7 +266,7 @@ impl Engine {
             if is_posted || active.rails[rail].left() > 0 && !self.hand_over(op, rail) {
                 self.fail_op(op, error.clone());
             } else {
-                self.settle_handed_over(op, &error);
+                self.settle_handed_over(op);
             }
         }
         // Nothing is posted there any more, and an operation that gets the index of an ended one must not be found here.
@@ -372,8 +372,7 @@ impl Engine {
         let mut ops = Vec::new();
         for op in 0..self.active.len() as u32 {
             if !self.hand_over(op, rail) {
-                let error = Error::new(ErrorKind::DeviceLost, "drain_device", "no device is left");
-                self.settle_handed_over(op, &error);
+                self.settle_handed_over(op);
             }
             let active = self.active[op as usize].as_ref();
             ops.extend(active.filter(|active| active.rails[rail].is_awaited()).map(|active| active.id));
@@ -415,16 +414,17 @@ impl Engine {
     }
 
     /// If no rail in service reaches an operation any more, lets retired rails post what was handed over, also from lost
-    /// rails. If none is left, the operation fails with `error`.
+    /// rails. If none is left, the operation fails.
     #[cold]
-    fn settle_handed_over(&mut self, op: u32, error: &Error) {
+    fn settle_handed_over(&mut self, op: u32) {
         let Some(active) = &mut self.active[op as usize] else { return };
         let is_handed_over = active.rails.iter().any(|share| share.is_handed_over);
         if !is_handed_over || active.is_reached_by(&self.rails, Rail::is_in_service) {
             return;
         }
         if !active.is_reached_by(&self.rails, |rail| rail.lost.is_none()) {
-            return self.fail_op(op, error.clone());
+            let why = "every device that reaches the peer and the memory is lost";
+            return self.fail_op(op, Error::new(ErrorKind::DeviceLost, "poll", why));
         }
         for rail in (0..self.rails.len()).filter(|rail| self.rails[*rail].lost.is_none()) {
             active.take_back(rail);
