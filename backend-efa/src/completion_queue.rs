@@ -194,7 +194,13 @@ impl EfaEndpoint {
             entry.err = card_error(entry.prov_errno, entry.err);
         }
         self.last_error = ErrorText::new(entry.err, text.clone());
-        self.is_lost |= kind(entry.err) == ErrorKind::DeviceLost;
+        if kind(entry.err) == ErrorKind::DeviceLost {
+            match queues.device.info.is_card() {
+                true => self.is_lost = true,
+                // `Event::DeviceLost` follows for cards only.
+                false => entry.err = sys::FI_EIO as _,
+            }
+        }
         match self.end(guard.posted, entry.op_context) {
             Some(Posted::Request { id, peer }) => {
                 tracing::debug!(id, code = entry.err, text, "a request failed");

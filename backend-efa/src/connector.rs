@@ -1,6 +1,7 @@
 //! Connecting: each side offers its endpoint's address, and its peer tag for the other side.
 
 use std::sync::OnceLock;
+use std::task::Poll;
 
 use libfabric_sys as sys;
 use multirail_spi::{Connector, Error, ErrorKind, PeerSlot, Result};
@@ -130,6 +131,10 @@ impl Connector for DomainState {
         // The answer is this side's own offer.
         self.peers.confirm_address(slot, &decode(offer)?.address);
         Ok(())
+    }
+
+    fn fence(&self, slot: PeerSlot) -> Poll<Result<()>> {
+        self.peers.fence(slot)
     }
 
     fn disconnect(&self, slot: PeerSlot) {

@@ -86,6 +86,8 @@ pub(crate) struct EfaEndpoint {
     pub(crate) last_error: ErrorText,
     /// The buffer into which completions are read. Taken out while it is in use.
     pub(crate) entries: Option<Box<Entries>>,
+    /// The slots that are fenced, each with the newest libfabric endpoint that its peer may have sent to.
+    pub(crate) fences: Vec<(PeerSlot, u32)>,
     /// Whether the device is lost. If it is a card, the next poll reports that. The requests of a software provider
     /// fail one by one.
     pub(crate) is_lost: bool,
@@ -127,6 +129,7 @@ impl EfaEndpoint {
             deferred: DeferredFailures::default(),
             polls_until_event_check: 0,
             last_error: ErrorText::default(),
+            fences: Vec::new(),
             is_lost: false,
             entries: Some(Box::new(Entries::new())),
             events: changed.into_iter().collect(),
@@ -137,7 +140,8 @@ impl EfaEndpoint {
 
     /// Reads the domain's peer slots, if they have changed.
     pub(crate) fn refresh_slots(&mut self) {
-        if self.domain.peers.refresh(&mut self.seen_changes, &mut self.slots, &mut self.peer_tags) {
+        let Self { seen_changes, slots, peer_tags, fences, .. } = self;
+        if self.domain.peers.refresh(seen_changes, slots, peer_tags, fences) {
             self.slots_changed = true;
             self.outstanding.resize(self.slots.len(), 0);
             let leaving = (0_u32..).zip(&self.slots).filter(|(_, slot)| **slot == SlotView::Leaving);
@@ -202,9 +206,14 @@ impl EfaEndpoint {
 
     /// Maps the code of a refused post. Notes if the device is lost.
     fn post_error(&mut self, queues: &Queues, code: isize) -> isize {
-        let code = queues.device.post_error(code);
-        self.is_lost |= code == DEVICE_LOST;
-        code
+        match queues.device.post_error(code) {
+            // `Event::DeviceLost` follows for cards only.
+            DEVICE_LOST if !queues.device.info.is_card() => -(sys::FI_EIO as isize),
+            code => {
+                self.is_lost |= code == DEVICE_LOST;
+                code
+            }
+        }
     }
 
     /// Delivers the messages that have arrived in internal receives, and posts these receives again.
@@ -326,11 +335,24 @@ impl EfaEndpoint {
         endpoints.into_iter().flatten()
     }
 
+    /// Closes a libfabric endpoint, as [`reaper::close`] does.
+    pub(crate) fn close_endpoint(&self, endpoint: Box<FabricEndpoint>, may_have_requests: bool) -> bool {
+        let (number, peers) = (endpoint.number, &self.domain.peers);
+        let left_open = reaper::stays_open(&endpoint, may_have_requests);
+        let is_closed = reaper::close(&self.domain, endpoint, may_have_requests);
+        match is_closed {
+            true if left_open => peers.endpoint_left_open(number),
+            true => peers.endpoint_closed(number),
+            false => {}
+        }
+        is_closed
+    }
+
     /// Closes the open libfabric endpoints.
     pub(crate) fn close(&mut self) {
         for endpoint in self.take_endpoints() {
             // If libfabric does not close an endpoint, a reaper thread keeps all memory that it may touch.
-            let _ = reaper::close(&self.domain, endpoint, self.is_lost);
+            let _ = self.close_endpoint(endpoint, self.is_lost);
         }
     }
 
@@ -343,7 +365,7 @@ impl EfaEndpoint {
             let ended = endpoint.posted.end_all();
             // Closes the endpoint before the loss is reported. If libfabric does not close it, a reaper keeps all
             // memory that it may touch.
-            let _ = reaper::close(&self.domain, endpoint, true);
+            let _ = self.close_endpoint(endpoint, true);
             ended.into_iter().for_each(|ended| self.report_failure(ended, lost));
         }
         let user_receives = self.internal_receives.iter_mut().flat_map(InternalReceives::take_user_receives);
@@ -429,7 +451,7 @@ impl Endpoint for EfaEndpoint {
             self.poll_endpoint(&mut endpoint, into);
             self.endpoint = Some(endpoint);
         }
-        if self.retiring.is_some() || !self.aborted.is_empty() {
+        if self.retiring.is_some() || !self.aborted.is_empty() || !self.fences.is_empty() {
             self.advance_replacement(into);
         }
         if !self.unmatched.is_empty() {

@@ -16,7 +16,6 @@ use crate::endpoint::{DEVICE_LOST, EfaEndpoint, QUEUE_FULL};
 use crate::fabric_endpoint::FabricEndpoint;
 use crate::library::Info;
 use crate::peers::{Destination, SlotView};
-use crate::reaper;
 
 /// How long requests to an aborted peer may take, for a provider that ends them when their endpoint is closed.
 const GRACE: Duration = Duration::from_secs(2);
@@ -54,16 +53,24 @@ impl EfaEndpoint {
         let now = self.domain.setup.clock.now();
         if self.retiring.is_some() {
             self.close_retiring(now);
-        } else if self.aborted.iter().any(|(_, until)| *until <= now) && self.endpoint.is_some() {
-            self.replace_endpoint(now);
+        } else if let Some(endpoint) = &self.endpoint {
+            let aborts = self.aborted.iter().any(|(_, until)| *until <= now);
+            if aborts || self.fences.iter().any(|(_, last)| endpoint.number <= *last) {
+                self.replace_endpoint(now, aborts);
+            }
         }
     }
 
     /// Opens the next endpoint, and keeps the old one for peers that do not know the next one yet.
-    fn replace_endpoint(&mut self, now: Time) {
-        tracing::warn!(
-            "requests to a peer that is gone do not end: the backend replaces the endpoint to end them"
-        );
+    fn replace_endpoint(&mut self, now: Time, aborts: bool) {
+        match aborts {
+            true => tracing::warn!(
+                "requests to a peer that is gone do not end: the backend replaces the endpoint to end them"
+            ),
+            false => tracing::info!(
+                "a peer has lost its device: the backend replaces the endpoint, so that nothing of it arrives any more"
+            ),
+        }
         let endpoint = match self.domain.open_endpoint() {
             Ok(endpoint) => endpoint,
             Err(error) => {
@@ -80,12 +87,18 @@ impl EfaEndpoint {
     fn close_retiring(&mut self, now: Time) {
         let Some(retiring) = &self.retiring else { return };
         let (number, age) = (retiring.endpoint.number, now.since(retiring.since));
-        let uses_it =
-            |slot: &SlotView| matches!(slot, SlotView::Up(destination) if destination.endpoint == number);
+        let is_fenced = |slot: u32| self.fences.iter().any(|(fenced, _)| fenced.0 == slot);
+        let uses_it = |(slot, view): (u32, &SlotView)| {
+            matches!(view, SlotView::Up(destination) if destination.endpoint == number) && !is_fenced(slot)
+        };
         let aborted: u32 = self.aborted.iter().map(|(peer, _)| self.outstanding[peer.0 as usize]).sum();
         let is_needed =
-            retiring.endpoint.posted.requests > aborted as usize || self.slots.iter().any(uses_it);
-        if age < MIN_RETIREMENT || (is_needed && age < MAX_RETIREMENT) {
+            retiring.endpoint.posted.requests > aborted as usize || (0..).zip(&self.slots).any(uses_it);
+        // Until the card has failed them ([`EFA_GRACE`]), closing would wait for the requests to a fenced peer.
+        let blocks = self.domain.device.info.uses_efa_protocols() && retiring.endpoint.posted.requests > 0;
+        let still = self.aborted.iter().all(|(_, until)| *until > now);
+        if age < MIN_RETIREMENT || (is_needed && age < MAX_RETIREMENT) || (blocks && still && age < EFA_GRACE)
+        {
             return;
         }
         let Some(retiring) = self.retiring.take() else { return };
@@ -94,7 +107,7 @@ impl EfaEndpoint {
         let ended = endpoint.posted.end_all();
         // Closes the endpoint before it reports the ends. If libfabric does not close it, a reaper keeps all memory
         // that it may touch.
-        let is_closed = reaper::close(&self.domain, endpoint, !ended.is_empty());
+        let is_closed = self.close_endpoint(endpoint, !ended.is_empty());
         let status = Status { kind: ErrorKind::Unreachable, code: sys::FI_ECANCELED as i32 };
         let mut receives = Vec::new();
         for ended in ended {

@@ -4,6 +4,7 @@ mod slot;
 mod table;
 
 use std::sync::{Arc, Condvar, MutexGuard, PoisonError};
+use std::task::Poll;
 use std::time::Duration;
 
 use multirail_spi::{Error, ErrorKind, PeerSlot, Result, SlotTable, claim_slot};
@@ -199,10 +200,44 @@ impl Peers {
         Ok(())
     }
 
+    /// Fences a slot: the endpoint replaces the libfabric endpoint that its peer may have sent to. Ready once that is closed.
+    ///
+    /// # Errors
+    /// `Unsupported` if libfabric will never close it.
+    pub(crate) fn fence(&self, slot: PeerSlot) -> Poll<Result<()>> {
+        let mut table = self.lock();
+        let last = match table.fences.iter().find(|(fenced, _)| *fenced == slot) {
+            Some((_, last)) => *last,
+            None => {
+                // Without an open endpoint the device is lost, and so are those before.
+                let last = table.endpoints.last().map_or(u32::MAX, |endpoint| endpoint.number);
+                table.fences.push((slot, last));
+                self.mark_changed();
+                last
+            }
+        };
+        if table.left_open.is_some_and(|number| number <= last) {
+            let why = "libfabric does not close the endpoint to which the peer's device has sent";
+            return Poll::Ready(Err(Error::new(ErrorKind::Unsupported, "fence", why)));
+        }
+        if table.is_reachable(last) { Poll::Pending } else { Poll::Ready(Ok(())) }
+    }
+
+    /// Notes that an endpoint stays open for ever.
+    pub(crate) fn endpoint_left_open(&self, number: u32) {
+        self.lock().left_open.get_or_insert(number);
+    }
+
+    /// Notes that libfabric has closed an endpoint.
+    pub(crate) fn endpoint_closed(&self, number: u32) {
+        self.lock().closing.retain(|closing| *closing != number);
+    }
+
     /// Removes an endpoint that is to be closed: nothing is posted to it any more.
     pub(crate) fn close_endpoint(&self, number: u32) {
         let mut table = self.lock();
         self.on_end.notify_all();
+        table.closing.push(number);
         table.endpoints.retain(|endpoint| endpoint.number != number);
         for slot in &mut table.slots {
             if let SlotState::Up(peer) = slot
@@ -234,6 +269,7 @@ impl Peers {
         let mut table = self.lock();
         table.endpoints.iter().for_each(|endpoint| endpoint.av.remove(slot.0, is_pinned));
         table.slots[slot.0 as usize] = SlotState::Gone;
+        table.fences.retain(|(fenced, _)| *fenced != slot);
         self.on_end.notify_all();
         self.mark_changed();
     }
@@ -249,11 +285,13 @@ impl Peers {
         seen: &mut u64,
         into: &mut Vec<SlotView>,
         peer_tags: &mut Vec<PeerTag>,
+        fences: &mut Vec<(PeerSlot, u32)>,
     ) -> bool {
         let Some(table) = self.table.lock_if_changed(seen) else { return false };
         into.clear();
         into.extend(table.slots.iter().map(SlotState::view));
         peer_tags.clone_from(&table.peer_tags);
+        fences.clone_from(&table.fences);
         true
     }
 

@@ -126,6 +126,11 @@ impl Drop for ClosedGuard {
     }
 }
 
+/// Whether [`close`] leaves the endpoint open for ever.
+pub(crate) fn stays_open(endpoint: &FabricEndpoint, may_have_requests: bool) -> bool {
+    (may_have_requests || endpoint.posted.requests > 0) && endpoint.queues.close_may_hang()
+}
+
 /// Closes an endpoint of `domain`. Returns true if the endpoint is closed, or if it stays open for ever but holds no
 /// lock (`Queues::close_may_hang`). Returns false if a reaper still closes it. Then the device is given up: the backend
 /// opens nothing on it until the reaper has ended.
@@ -138,7 +143,7 @@ pub(crate) fn close(
     may_have_requests: bool,
 ) -> bool {
     let device = domain.device.info.domain_name();
-    if (may_have_requests || endpoint.posted.requests > 0) && endpoint.queues.close_may_hang() {
+    if stays_open(&endpoint, may_have_requests) {
         // No thread polls the endpoint any more, so the provider does nothing there. The card touches memory only by
         // its registration, which is closed before the memory is freed.
         tracing::warn!(

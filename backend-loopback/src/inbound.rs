@@ -1,9 +1,10 @@
 //! The target's half of a connection: a peer's access to this domain.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
 
-use multirail_spi::Result;
+use multirail_spi::{Result, Time};
 
 use crate::offer::OfferToken;
 use crate::segment::lease_table::Lease;
@@ -24,6 +25,7 @@ pub(crate) struct Inbound {
     closed: AtomicBool,
     initiator_gone: AtomicBool,
     receiver: Mutex<Option<RingReceiver>>,
+    gate: Mutex<Gate>,
     /// For regions that the peer cannot reach itself. Made when the peer asks for it.
     staging_buffer: OnceLock<Segment<SharedStagingBuffer>>,
     /// Slots of the staging buffer that were served.
@@ -31,6 +33,14 @@ pub(crate) struct Inbound {
     /// The initiator's process, once another process has claimed the connection.
     #[cfg(target_os = "linux")]
     pub(crate) initiator: OnceLock<crate::other_process::PeerProcess>,
+}
+
+/// Whether what a lost device of the peer has sent still arrives.
+#[derive(Default)]
+struct Gate {
+    /// When it will not, once the peer has asked for that.
+    shut_at: Option<Time>,
+    is_shut: bool,
 }
 
 impl Inbound {
@@ -45,6 +55,7 @@ impl Inbound {
             closed: AtomicBool::new(false),
             initiator_gone: AtomicBool::new(false),
             receiver: Mutex::new(Some(RingReceiver::default())),
+            gate: Mutex::default(),
             staging_buffer: OnceLock::new(),
             served: AtomicU64::new(0),
             #[cfg(target_os = "linux")]
@@ -133,6 +144,23 @@ impl Inbound {
     /// Records that the initiator has dropped its half, or that its process is dead.
     pub(crate) fn mark_initiator_gone(&self) {
         self.initiator_gone.store(true, Ordering::Release);
+    }
+
+    /// Shuts the connection against what the peer has posted, `takes` after the first call. Returns true once it is shut.
+    pub(crate) fn fence(&self, now: Time, takes: Duration) -> bool {
+        let mut gate = self.gate.lock().unwrap_or_else(PoisonError::into_inner);
+        let shut_at = *gate.shut_at.get_or_insert_with(|| now.after(takes));
+        gate.is_shut |= shut_at <= now;
+        gate.is_shut
+    }
+
+    /// Runs `deliver`, which writes what a lost device of the peer has sent, unless the connection is shut against that.
+    pub(crate) fn deliver_late(&self, deliver: impl FnOnce()) {
+        // The lock is held meanwhile, so that nothing arrives any more once `fence` has returned true.
+        let gate = self.gate.lock().unwrap_or_else(PoisonError::into_inner);
+        if !gate.is_shut {
+            deliver();
+        }
     }
 
     /// Gives the endpoint the receiving end of the message ring. The endpoint returns it when it closes.

@@ -1,6 +1,7 @@
 //! Connects queue pairs: each side offers the address of its port and the numbers of its queue pairs.
 
 use std::sync::Arc;
+use std::task::Poll;
 
 use multirail_spi::{Connector, Error, ErrorKind, PeerSlot, Result};
 
@@ -121,6 +122,10 @@ impl DomainState {
 }
 
 impl Connector for DomainState {
+    fn fence(&self, slot: PeerSlot) -> Poll<Result<()>> {
+        if self.peers.fence(slot) { Poll::Ready(Ok(())) } else { Poll::Pending }
+    }
+
     fn prepare(&self) -> Result<(PeerSlot, Vec<u8>)> {
         let pairs = self.pairs(self.connection(0))?;
         let offer = self.offer(&pairs)?;

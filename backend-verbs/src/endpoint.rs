@@ -387,6 +387,9 @@ impl VerbsEndpoint {
                 _ => self.waiting.push_back(Event::Failed { id: request.id, status }),
             }
         }
+        if status.kind == ErrorKind::DeviceLost {
+            return self.lose(status.code);
+        }
         self.mark_broken(slot, Some(entry.qp_num));
     }
 

@@ -386,6 +386,19 @@ impl Peers {
         is_broken
     }
 
+    /// Stops the queue pairs of a slot: they take no arrival any more. Returns false while queue pairs of the slot are being
+    /// connected.
+    pub(crate) fn fence(&self, slot: PeerSlot) -> bool {
+        let table = self.lock();
+        table.retired.iter().filter(|(of, _)| *of == slot).for_each(|(_, pairs)| pairs.fail());
+        match table.slots.get(slot.0 as usize) {
+            Some(SlotState::Up(pairs)) => pairs.fail(),
+            Some(SlotState::Joining { .. }) => return false,
+            _ => {}
+        }
+        true
+    }
+
     pub(crate) fn is_up(&self, slot: PeerSlot) -> bool {
         let is_up = |slot: &SlotState| {
             matches!(

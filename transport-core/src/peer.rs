@@ -17,9 +17,9 @@ use crate::control::{Identity, SessionHandle, SessionHost, SessionPeer};
 use crate::engine::Control;
 use crate::engine::flow_control::WireGrant;
 use crate::engine::index::{GroupIndex, TransportIndex};
-use crate::engine::peer::{Link, PeerState};
+use crate::engine::peer::{FenceRequest, Link, PairedRail, PeerState};
 use crate::fabric::FabricInner;
-use crate::spi::{Connector, PeerSlot};
+use crate::spi::{Connector, FenceReply, PeerSlot};
 use crate::{
     Access, Descriptor, Error, ErrorKind, Fabric, ImmCounter, PathPolicy, PeerId, RemoteCatalogue,
     RemoteRegion, Result,
@@ -381,15 +381,49 @@ impl Peer {
         pair: u16,
         renew: impl FnOnce(&dyn Connector, PeerSlot) -> Result<T>,
     ) -> Result<T> {
-        let up = self.0.links.iter().filter(|link| link.is_up() && link.label == label);
-        let mut pairs = up.flat_map(|link| link.pairs().map(move |(_, pair)| (link, pair)));
-        let Some((link, pair)) = pairs.find(|(_, known)| known.pair == pair) else {
-            let why = format!("the peer names pair {pair} of {label:?}, which is none between us");
-            return Err(Error::new(ErrorKind::Protocol, "renew a connection", why));
-        };
+        let (link, _, pair) = self.find_pair(label, pair, "renew a connection")?;
         let renewed = pair.renew(|connector| renew(connector, pair.slot));
         link.engine.wake();
         renewed
+    }
+
+    /// The pair of rails that a peer names, with its link and the engine's rail.
+    fn find_pair(
+        &self,
+        label: &str,
+        pair: u16,
+        operation: &'static str,
+    ) -> Result<(&Link, usize, &PairedRail)> {
+        let up = self.0.links.iter().filter(|link| link.is_up() && link.label == label);
+        let mut pairs = up.flat_map(|link| link.pairs().map(move |(rail, pair)| (link, rail, pair)));
+        pairs.find(|(.., known)| known.pair == pair).ok_or_else(|| {
+            let why = format!("the peer names pair {pair} of {label:?}, which is none between us");
+            Error::new(ErrorKind::Protocol, operation, why)
+        })
+    }
+
+    /// Asks the peer to fence the pair over which this side's lost rail has sent.
+    fn request_fence(&self, group: GroupIndex, request: FenceRequest) {
+        let link = &self.0.links[group];
+        let Some(Some(pair)) = link.rails.get(request.rail()) else { return };
+        let reply = Box::new(|result| request.answer(result));
+        match self.in_process_peer() {
+            // An error would mean that the pair is unknown, but both sides have the same pairs.
+            Some(other) => drop(other.fence(&link.label, pair.pair, reply)),
+            None => self.0.context.session.request_fence(&link.label, pair.pair, reply),
+        }
+    }
+
+    /// Lets nothing arrive any more of what the peer has posted over a pair of rails. `reply` gets the answer; it is dropped
+    /// if the peer is gone.
+    ///
+    /// # Errors
+    /// `Protocol` if there is no such pair.
+    pub(crate) fn fence(&self, label: &str, pair: u16, reply: FenceReply) -> Result<()> {
+        let (link, rail, pair) = self.find_pair(label, pair, "fence")?;
+        let (peer, slot) = (self.0.id, pair.slot);
+        link.engine.control(Control::Fence { rail, slot, link: link.index, peer, reply });
+        Ok(())
     }
 
     /// The count of one imm value from this peer.
@@ -429,6 +463,10 @@ impl SessionPeer for Peer {
 
     fn note_followed(&self, label: &str, pair: u16, answer: &[u8]) -> Result<()> {
         self.note_followed(label, pair, answer)
+    }
+
+    fn fence(&self, label: &str, pair: u16, reply: FenceReply) -> Result<()> {
+        self.fence(label, pair, reply)
     }
 
     fn closed(&self) -> impl Future<Output = Error> + Send + Unpin {

@@ -27,6 +27,12 @@ pub(super) struct PeerTable {
     pub(super) peer_tags: Vec<PeerTag>,
     /// The open endpoints, the newest last. There are two while one is replaced.
     pub(super) endpoints: Vec<OpenEndpoint>,
+    /// The numbers of endpoints to which nothing is posted any more, and that libfabric has not closed.
+    pub(super) closing: Vec<u32>,
+    /// The first endpoint that libfabric will never close.
+    pub(super) left_open: Option<u32>,
+    /// The slots that are fenced, each with the newest endpoint that its peer may have sent to.
+    pub(super) fences: Vec<(PeerSlot, u32)>,
 }
 
 impl PeerTable {
@@ -35,6 +41,12 @@ impl PeerTable {
         let endpoint = self.endpoints.last();
         let lost = || Error::new(ErrorKind::DeviceLost, "connect", "the device does not work any more");
         endpoint.map(|endpoint| (endpoint.number, endpoint.address.clone())).ok_or_else(lost)
+    }
+
+    /// Whether an endpoint is open to which the peer of a fenced slot may have sent.
+    pub(super) fn is_reachable(&self, last: u32) -> bool {
+        let open = self.endpoints.iter().map(|endpoint| endpoint.number);
+        open.chain(self.closing.iter().copied()).any(|number| number <= last)
     }
 
     /// Whether all connections to this address are disconnected, and some still have requests. There may be several

@@ -5,6 +5,7 @@ mod server;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::Poll;
 use std::time::Duration;
 
 use multirail_spi::{
@@ -213,6 +214,15 @@ impl Connector for LoopbackDomain {
             server.update_watched_peers();
         }
         Ok(())
+    }
+
+    fn fence(&self, slot: PeerSlot) -> Poll<Result<()>> {
+        let state = &self.inner.state;
+        let Some(peer) = state.peers.find(slot) else { return Poll::Ready(Ok(())) };
+        let (takes, ignores) =
+            state.link.as_ref().map_or_else(Default::default, |link| (link.fence_takes, link.ignores_fences));
+        let is_shut = ignores || peer.inbound.fence(state.setup.clock.now(), takes);
+        if is_shut { Poll::Ready(Ok(())) } else { Poll::Pending }
     }
 
     fn disconnect(&self, slot: PeerSlot) {

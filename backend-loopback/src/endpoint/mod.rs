@@ -20,7 +20,8 @@ use crate::gpu::Gpus;
 #[cfg(target_os = "linux")]
 use crate::imports::foreign_copy::ForeignBatch;
 use crate::imports::{Import, RegionLocation};
-use crate::link_model::{DeviceModel, DueAction, PostedWrite, PostedWrites};
+use crate::link_model::{DeviceModel, DueAction, LateWrites, PostedWrite, PostedWrites};
+use crate::outbound::PeerLocation;
 use crate::segment::lease_table::DEVICE_MEMORY;
 use crate::staging::StagedRequests;
 use crate::status::{describe, status};
@@ -46,6 +47,7 @@ pub(crate) struct LoopbackEndpoint {
     armed: bool,
     model: Option<Box<DeviceModel>>,
     posted_writes: Option<PostedWrites>,
+    late_writes: LateWrites,
     staged: StagedRequests,
     gpus: Gpus,
     /// Peers that leave while a GPU may still have requests to them.
@@ -81,6 +83,7 @@ impl LoopbackEndpoint {
             armed: false,
             model: state.link.clone().map(model),
             posted_writes: state.link.as_ref().and_then(PostedWrites::of),
+            late_writes: LateWrites::default(),
             staged: StagedRequests::default(),
             gpus: Gpus::new(state.gpus),
             leaving: Vec::new(),
@@ -109,6 +112,7 @@ impl LoopbackEndpoint {
         let Some(mut model) = self.model.take() else { return };
         let now = self.state.setup.clock.now();
         self.move_posted_writes(|writes| writes.visible(now));
+        self.deliver_late_writes(now);
         let mut full = Vec::new();
         while let Some((request, action)) = model.next(now, &full) {
             let refused = match action {
@@ -125,7 +129,14 @@ impl LoopbackEndpoint {
                     continue;
                 }
                 DueAction::Fail => ErrorKind::Io,
-                DueAction::DeviceLost => ErrorKind::DeviceLost,
+                DueAction::DeviceLost => {
+                    let is_write = request.kind == WorkKind::Write && request.lkey & DEVICE_MEMORY == 0;
+                    if let Some(arrival) = model.late_arrival(now).filter(|_| is_write) {
+                        // SAFETY: accepted and not ended yet: valid by the contract of `post`.
+                        unsafe { self.late_writes.push(&request, arrival) };
+                    }
+                    ErrorKind::DeviceLost
+                }
             };
             self.completions.request(request.id, Err(status(refused)));
         }
@@ -181,6 +192,21 @@ impl LoopbackEndpoint {
         }
         self.completions = completions;
         self.posted_writes = Some(writes);
+    }
+
+    /// Delivers what a lost device has sent, unless the peer has fenced it meanwhile.
+    fn deliver_late_writes(&mut self, now: Time) {
+        while let Some(mut write) = self.late_writes.next(now) {
+            let request = write.request();
+            let peer = self.peers.get(request.peer.0 as usize).and_then(Option::as_ref);
+            let Some(outbound) = peer.and_then(|peer| peer.outbound.clone()) else { continue };
+            #[allow(irrefutable_let_patterns, reason = "one of two where processes connect")]
+            let PeerLocation::ThisProcess { inbound, .. } = &outbound.location else { continue };
+            let completions = std::mem::take(&mut self.completions);
+            // SAFETY: the local span is the write's own, which stays where it is, and the key is checked anew.
+            inbound.deliver_late(|| _ = unsafe { self.runner().run(&request) });
+            self.completions = completions;
+        }
     }
 
     /// Moves events from the completion queue into `into`.
@@ -383,7 +409,8 @@ impl Endpoint for LoopbackEndpoint {
 
     fn due(&self) -> Time {
         let writes = self.posted_writes.as_ref().map_or(Time::NEVER, PostedWrites::next_due);
-        self.model.as_ref().map_or(Time::NEVER, |model| model.next_due()).min(writes)
+        let late = self.late_writes.next_due();
+        self.model.as_ref().map_or(Time::NEVER, |model| model.next_due()).min(writes).min(late)
     }
 
     fn abort(&mut self, peer: PeerSlot) {

@@ -166,9 +166,23 @@ impl DeviceModel {
     pub(crate) fn next_due(&self) -> Time {
         match self.pending.peek() {
             _ if !self.due.is_empty() || self.loss == Loss::Unreported => Time::ZERO,
-            Some(Reverse(next)) => next.due.min(self.retry_at),
-            None => self.retry_at,
+            next => {
+                let due = next.map_or(Time::NEVER, |Reverse(next)| next.due);
+                due.min(self.retry_at).min(self.lost_at())
+            }
         }
+    }
+
+    /// When the device will be lost, as far as that is a matter of time.
+    fn lost_at(&self) -> Time {
+        let times = self.link.lose_devices_at.iter().map(|(_, at)| *at);
+        if self.is_lost() { Time::NEVER } else { times.fold(Time::NEVER, Time::min) }
+    }
+
+    /// A random time within [`LinkModel::late_after`] from `now` on. `None` if nothing of a lost device arrives late.
+    pub(crate) fn late_arrival(&mut self, now: Time) -> Option<Time> {
+        let late_after = self.link.late_after;
+        (!late_after.is_zero()).then(|| now.after(self.up_to(late_after)))
     }
 
     /// Chooses which of `count` completions the endpoint reports next.
@@ -233,6 +247,9 @@ impl DeviceModel {
     }
 
     fn collect(&mut self, now: Time) {
+        if self.lost_at() <= now {
+            self.loss = Loss::Unreported;
+        }
         while self.pending.peek().is_some_and(|Reverse(next)| next.due <= now) {
             self.due.extend(self.pending.pop().map(|Reverse(next)| next.request));
         }

@@ -1,11 +1,15 @@
 //! The link model: a device that is slow, reorders, has short queues, or fails, all from one seed.
 
 mod device;
+mod late_writes;
 mod posted_writes;
 
 use std::time::Duration;
 
+use multirail_spi::Time;
+
 pub(crate) use device::{DeviceModel, DueAction};
+pub(crate) use late_writes::LateWrites;
 pub(crate) use posted_writes::{PostedWrite, PostedWrites};
 
 /// The behaviour of a modelled device. The default is a perfect device, which runs requests in `poll`.
@@ -40,6 +44,15 @@ pub struct LinkModel {
     pub lose_device_after: Option<u64>,
     /// `lose_device_after` is about the device with this number alone.
     pub lose_device: Option<u32>,
+    /// The devices with these numbers are lost at these times of the fabric's clock.
+    pub lose_devices_at: Vec<(u32, Time)>,
+    /// The writes that were posted to a lost device still arrive, each at a random time up to this long after the loss, as
+    /// packets do that the network delays: until the target fences them. Applies to peers within one process.
+    pub late_after: Duration,
+    /// How long a fence takes at this side, from the peer's request to the answer.
+    pub fence_takes: Duration,
+    /// This side says that it has fenced a peer's rail, and does nothing: with this fault, trials must fail.
+    pub ignores_fences: bool,
     /// The bytes of a write become visible this long after its completion, as with posted writes of PCI Express. An
     /// imm, a message or a read to the same peer over the same device makes them visible before it. Applies to writes
     /// within one process. When a peer disconnects, completed writes that are not visible yet are lost.
@@ -74,6 +87,7 @@ impl LinkModel {
         if self.lose_device.is_some_and(|lost| lost != number) {
             self.lose_device_after = None;
         }
+        self.lose_devices_at.retain(|(lost, _)| *lost == number);
         match self.slow {
             Some((slow, times)) if slow == number => {
                 let slower = |rate: u64| (rate / u64::from(times.max(1))).max(1);

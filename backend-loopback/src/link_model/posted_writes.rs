@@ -33,10 +33,8 @@ impl PostedWrites {
     /// # Safety
     /// The request's local span is readable.
     pub(crate) unsafe fn push(&mut self, request: &WorkRequest, now: Time) {
-        let mut bytes = vec![0; request.len as usize].into_boxed_slice();
-        // SAFETY: by the caller; the copy is new.
-        unsafe { request.local.copy_to_nonoverlapping(bytes.as_mut_ptr(), bytes.len()) };
-        self.waiting.push_back(PostedWrite { visible: now.after(self.after), request: *request, bytes });
+        // SAFETY: by the caller.
+        self.waiting.push_back(unsafe { PostedWrite::new(request, now.after(self.after)) });
     }
 
     /// Takes the next write that becomes visible by `now`.
@@ -60,6 +58,22 @@ impl PostedWrites {
 }
 
 impl PostedWrite {
+    /// Copies the bytes of a write, which become visible at the time `visible`.
+    ///
+    /// # Safety
+    /// The request's local span is readable.
+    pub(super) unsafe fn new(request: &WorkRequest, visible: Time) -> Self {
+        let mut bytes = vec![0; request.len as usize].into_boxed_slice();
+        // SAFETY: by the caller; the copy is new.
+        unsafe { request.local.copy_to_nonoverlapping(bytes.as_mut_ptr(), bytes.len()) };
+        Self { visible, request: *request, bytes }
+    }
+
+    /// When the bytes become visible.
+    pub(crate) fn visible(&self) -> Time {
+        self.visible
+    }
+
     /// The request, with the copy as its local span. The span is valid until this value is moved, since a box must
     /// have sole access to its bytes then.
     pub(crate) fn request(&mut self) -> WorkRequest {

@@ -268,3 +268,29 @@ fn an_endpoint_does_not_sleep_before_its_caller_has_posted_over_the_next_connect
     near.endpoint.poll(&mut events);
     assert!(matches!(near.endpoint.arm(), Armed::Fd(_)));
 }
+
+#[test]
+#[ignore = "needs soft-RoCE: ci/rdma-vm/suite"]
+fn nothing_lands_once_a_peer_is_fenced() {
+    let (domain, mut near, mut far) = sides();
+    near.complete(&far);
+    far.complete(&near);
+    send_unpolled(&mut near, &mut far, 10);
+    assert!(matches!(domain.connector().fence(near.slot), Poll::Ready(Ok(()))));
+    // As of a card that its owner has lost: it sends what was posted before.
+    let late = far.write(2, &near);
+    assert!(!matches!(late, Event::Done { .. }), "{late:?}");
+    // What had arrived is reported, and no late byte has landed on the message.
+    check_arrivals(&mut near, 10);
+}
+
+#[test]
+#[ignore = "needs soft-RoCE: ci/rdma-vm/suite"]
+fn a_fence_waits_for_the_end_of_a_join() {
+    let (domain, near, far) = sides();
+    far.complete(&near);
+    let joining = join(&domain, near.slot, false, &far.offer);
+    assert!(domain.connector().fence(near.slot).is_pending());
+    assert!(domain.0.peers.raise(near.slot, joining).unwrap());
+    assert!(matches!(domain.connector().fence(near.slot), Poll::Ready(Ok(()))));
+}

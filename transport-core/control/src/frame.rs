@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use multirail_spi::{Error, ErrorKind, Result, WireGrant};
+use multirail_spi::{Error, ErrorKind, FenceReport, Result, WireGrant};
 
 /// The authentication code of a proof.
 pub type Code = [u8; 32];
@@ -159,6 +159,25 @@ pub enum Frame {
         /// The answer to the offer.
         answer: Vec<u8>,
     },
+    /// The sender's device of a pair of rails is lost. Asks the receiver to let nothing arrive any more of what was posted
+    /// there.
+    Fence {
+        /// The number of the request; the answer carries the same number.
+        id: u64,
+        /// The transport's label.
+        transport: String,
+        /// The number of the pair.
+        pair: u16,
+    },
+    /// Answers `Fence`.
+    Fenced {
+        /// The number of the request.
+        id: u64,
+        /// What the sender has received over the pair; `None` if it cannot keep out what may still arrive.
+        report: Option<FenceReport>,
+        /// Why it cannot.
+        reason: String,
+    },
 }
 
 impl Frame {
@@ -174,6 +193,16 @@ impl Frame {
             if error.context().is_empty() { error.to_string() } else { error.context().to_owned() };
         truncate_reason(&mut reason);
         Self::Refuse { cause, reason }
+    }
+
+    /// The `Fenced` frame for a result.
+    pub fn fenced(id: u64, result: Result<FenceReport>) -> Self {
+        let (report, mut reason) = match result {
+            Ok(report) => (Some(report), String::new()),
+            Err(error) => (None, error.context().to_owned()),
+        };
+        truncate_reason(&mut reason);
+        Self::Fenced { id, report, reason }
     }
 
     /// The `Report` frame of `links`. Truncates reasons to the length that the peer accepts.
@@ -208,6 +237,7 @@ impl Frame {
                 let reasons = links.iter_mut().filter_map(|link| link.refused.as_mut());
                 reasons.for_each(|reason| *reason = printable(reason));
             }
+            Self::Fenced { reason, .. } => *reason = printable(reason),
             _ => {}
         }
         Ok(frame)
@@ -230,6 +260,8 @@ impl Frame {
             Self::Barrier { .. } => "Barrier",
             Self::Moved { .. } => "Moved",
             Self::Followed { .. } => "Followed",
+            Self::Fence { .. } => "Fence",
+            Self::Fenced { .. } => "Fenced",
         }
     }
 
@@ -258,7 +290,10 @@ impl Frame {
                     check_rails(&link.more)?;
                 }
             }
-            Self::Refuse { reason, .. } => check_limit("bytes of a reason", reason.len(), MAX_REASON)?,
+            Self::Refuse { reason, .. } | Self::Fenced { reason, .. } => {
+                check_limit("bytes of a reason", reason.len(), MAX_REASON)?
+            }
+            Self::Fence { transport, .. } => check_limit("bytes of a label", transport.len(), MAX_NAME)?,
             Self::Grant { transport, .. } => check_limit("bytes of a label", transport.len(), MAX_NAME)?,
             Self::Lookup { name, .. } => check_limit("bytes of a region's name", name.len(), MAX_NAME)?,
             Self::Barrier { name } => check_limit("bytes of a barrier's name", name.len(), MAX_NAME)?,

@@ -8,7 +8,8 @@ use super::peer::PeerState;
 use super::rail::PoolPart;
 use super::{DrainReply, Snapshot, Work};
 use crate::op::OpId;
-use crate::{Error, PeerId, Time, Trigger};
+use crate::spi::{FenceReply, FenceReport, PeerSlot};
+use crate::{Error, PeerId, Result, Time, Trigger};
 
 /// A checked operation for the engine. A plain value, never boxed.
 pub struct Submission {
@@ -55,6 +56,10 @@ pub enum Control {
     RenewGrant { link: u32, peer: PeerId },
     /// A [`PeerProbe`](super::peer::PeerProbe) has ended.
     ProbeEnded { link: u32, peer: PeerId },
+    /// The peer asks this side to fence a slot of a link: what the peer has posted there must not arrive any more.
+    Fence { rail: usize, slot: PeerSlot, link: u32, peer: PeerId, reply: FenceReply },
+    /// A [`FenceRequest`](super::peer::FenceRequest) has ended.
+    Fenced { rail: usize, link: u32, peer: PeerId, result: Result<FenceReport> },
     /// A [`Timer`](super::timers::Timer) was set.
     Timer { at: Time },
     /// A dump needs a snapshot. The channel has room for one; the engine never waits for it.

@@ -3,16 +3,18 @@
 
 use std::sync::Arc;
 
+use super::event_hash::HashedEvent;
 use super::operation::Stage;
-use super::peer::{ArrivalKind, PeerProbe, UnconfirmedFailure};
-use super::rail::MAX_RUN;
+use super::peer::{
+    ArrivalKind, BrokenPath, FenceRequest, LinkState, LostImms, PeerProbe, SlotLink, UnconfirmedFailure,
+};
+use super::rail::{MAX_RUN, PostedPiece};
 use super::snapshot::RecentFailures;
-use super::step::HashedEvent;
 use super::trace::{TraceEvent, peer_number};
 use super::{DrainReply, Engine, Rail, Work};
 use crate::op::OpId;
-use crate::spi::{Event, PeerSlot, Status};
-use crate::{Error, ErrorKind, Outcome, PeerId, Time};
+use crate::spi::{Event, FenceReport, PeerSlot, Status};
+use crate::{Error, ErrorKind, Outcome, PeerId, Result, Time};
 
 impl Engine {
     // ---- polling ----
@@ -75,6 +77,8 @@ impl Engine {
                     }
                     self.acknowledge(rail, first, count_in_run, None);
                 }
+                // `Event::DeviceLost` follows, and is about all requests of the rail.
+                Event::Failed { status, .. } if status.kind == ErrorKind::DeviceLost => {}
                 Event::Failed { id, status } => {
                     self.acknowledge(rail, id, 1, Some(status));
                 }
@@ -100,6 +104,9 @@ impl Engine {
     #[inline]
     fn acknowledge(&mut self, rail: usize, id: u64, count: u32, failed: Option<Status>) {
         self.hash_event(HashedEvent::Acknowledged, id);
+        if failed.is_some() && self.keep_lost(rail, id) {
+            return;
+        }
         let inflight = &mut self.rails[rail].inflight;
         match inflight.acknowledge(id, count).or_else(|| self.acknowledge_evicted(rail, id, count)) {
             Some((op, pieces)) => self.on_pieces_ended(rail, op, pieces, failed),
@@ -131,6 +138,7 @@ impl Engine {
             self.return_credit(op, pieces, failed.is_some());
         }
         if let Some(status) = failed {
+            self.note_failed_imm(op, rail);
             self.fail_with(op, rail, status);
         } else if is_over {
             self.finish_if_over(op);
@@ -141,7 +149,9 @@ impl Engine {
     pub(super) fn handle_event(&mut self, rail: usize, event: Event) {
         match event {
             Event::Imm { peer, imm } => {
-                let Some(link) = self.link_at(rail, peer, event) else { return };
+                let Some(slot) = self.slot_link(rail, peer, event) else { return };
+                slot.imms += 1;
+                let link = slot.link;
                 self.hash_event(HashedEvent::ImmArrived, imm.into());
                 if let Some(state) = &mut self.links[link as usize] {
                     let peer = peer_number(state.peer.id);
@@ -157,7 +167,7 @@ impl Engine {
                 }
             }
             Event::Received { id, peer, len, imm } => {
-                let Some(link) = self.link_at(rail, peer, event) else { return };
+                let Some(link) = self.slot_link(rail, peer, event).map(|slot| slot.link) else { return };
                 self.hash_event(HashedEvent::MessageArrived, id);
                 let sender = self.links[link as usize].as_ref().map(|link| link.peer.id);
                 let peer = sender.map_or(0, peer_number);
@@ -186,9 +196,10 @@ impl Engine {
     }
 
     /// The link of a slot. If the engine does not know the peer yet, keeps the event for later.
-    fn link_at(&mut self, rail: usize, peer: PeerSlot, event: Event) -> Option<u32> {
-        let link = self.slot_links[rail].get(peer.0 as usize).copied().flatten();
-        if link.is_none()
+    fn slot_link(&mut self, rail: usize, peer: PeerSlot, event: Event) -> Option<&mut SlotLink> {
+        let slot = peer.0 as usize;
+        let is_known = self.slot_links[rail].get(slot).is_some_and(Option::is_some);
+        if !is_known
             && !self.early_events.keep(rail, peer, event)
             && let Event::Received { id, .. } = event
         {
@@ -196,7 +207,7 @@ impl Engine {
             let error = Error::new(ErrorKind::Protocol, "recv", why);
             self.receives.failed(id, error, &mut self.rails, &self.handle);
         }
-        link
+        self.slot_links[rail].get_mut(slot).and_then(Option::as_mut)
     }
 
     // ---- failures of peers and devices ----
@@ -211,7 +222,7 @@ impl Engine {
             self.take_controls();
             link = take_link(self);
         }
-        let Some(index) = link else {
+        let Some(SlotLink { link: index, .. }) = link else {
             // The slot was prepared, and its peer was never admitted.
             self.early_events.take(rail, peer);
             return;
@@ -242,8 +253,7 @@ impl Engine {
         }
     }
 
-    /// A device is lost. Fails the operations that have pieces posted on the rail: nobody knows which of them arrive.
-    /// Other rails post what is not posted, if they can.
+    /// A device is lost, and with it a path to each peer.
     fn on_device_lost(&mut self, rail: usize, status: Status) {
         self.hash_event(HashedEvent::DeviceLost, rail as u64);
         self.record(TraceEvent::DeviceLost { rail: self.rail_number(rail) });
@@ -259,28 +269,253 @@ impl Engine {
         }
         self.unconfirmed_failures.drop_rail(rail);
         let posted: Vec<_> = self.rails[rail].inflight.unacknowledged().collect();
-        for op in 0..self.active.len() as u32 {
-            let Some(active) = &mut self.active[op as usize] else { continue };
-            active.take_back(rail);
-            let is_posted = posted.iter().any(|(_, of)| *of == op);
-            if is_posted || active.rails[rail].left() > 0 && !self.hand_over(op, rail) {
-                self.fail_op(op, error.clone());
-            } else {
-                self.settle_handed_over(op);
+        for link in 0..self.links.len() as u32 {
+            self.break_path(rail, link, &error);
+        }
+        // What is left is of peers that are gone. An operation that gets the index of an ended one must not be found here.
+        self.rails[rail].queue.clear();
+        for PostedPiece { id, .. } in posted {
+            if self.rails[rail].inflight.find(id).is_some() {
+                let status = Status { kind: ErrorKind::DeviceLost, code: status.code };
+                self.acknowledge(rail, id, 1, Some(status));
             }
         }
-        // Nothing is posted there any more, and an operation that gets the index of an ended one must not be found here.
-        self.rails[rail].queue.clear();
-        for (id, _) in posted {
-            self.acknowledge(rail, id, 1, Some(Status { kind: ErrorKind::DeviceLost, code: status.code }));
-        }
         self.receives.on_device_lost(rail, &error, &self.handle);
+    }
+
+    /// This side's device of a rail is lost, or the peer's: nothing is sent to the peer of a link over the rail any more.
+    /// Other rails post what is not posted. What is posted may still arrive, so the peer is asked to fence its end.
+    pub(super) fn break_path(&mut self, rail: usize, link: u32, error: &Error) {
+        let Some(state) = self.links[link as usize].as_mut().filter(|state| !state.has_failed) else {
+            return;
+        };
+        let peer = state.peer.id;
+        let Some(slot) = state.break_path(rail, error) else { return };
+        for op in 0..self.active.len() as u32 {
+            let Some(active) = self.active[op as usize].as_mut().filter(|active| active.link == link) else {
+                continue;
+            };
+            active.rails[rail].weight = 0;
+            active.take_back(rail);
+            if active.rails[rail].left() == 0 || self.hand_over(op, rail) {
+                self.settle_handed_over(op);
+            } else if !self.resend_imm(op) {
+                self.fail_op(op, error.clone());
+            }
+            self.rails[rail].queue.remove(link, op);
+        }
+        if self.rails[rail].lost.is_none() {
+            self.rails[rail].endpoint.abort(slot);
+        } else {
+            for posted in self.posted_to(rail, link) {
+                self.keep_lost(rail, posted.id);
+            }
+        }
+        if let Some(Some(state)) = self.links.get(link as usize) {
+            let request = FenceRequest::new(Arc::clone(&self.handle), rail, link, peer);
+            state.peer.context.fence_wanted(self.handle.group, request);
+        }
+    }
+
+    /// The peer has lost its device at the other end of a slot.
+    pub(super) fn on_peer_device_lost(&mut self, rail: usize, link: u32, slot: PeerSlot) {
+        let sends =
+            self.links[link as usize].as_ref().is_some_and(|link| link.send_slots[rail] == Some(slot));
+        if sends {
+            let why = format!("the peer's device behind rail {} is lost", self.rail_number(rail));
+            self.break_path(rail, link, &Error::new(ErrorKind::DeviceLost, "poll", why));
+        }
+    }
+
+    /// The requests that are posted on a rail to the peer of a link.
+    fn posted_to(&self, rail: usize, link: u32) -> Vec<PostedPiece> {
+        let posted = self.rails[rail].inflight.unacknowledged();
+        let is_to_peer = |posted: &PostedPiece| {
+            self.active[posted.op as usize].as_ref().is_some_and(|active| active.link == link)
+        };
+        posted.filter(is_to_peer).collect()
+    }
+
+    /// Keeps a request that this side's device has ended on a broken path: whether it arrives, only the peer's answer tells.
+    /// Returns false if its path is not broken.
+    #[cold]
+    fn keep_lost(&mut self, rail: usize, id: u64) -> bool {
+        let Some(posted) = self.rails[rail].inflight.find(id) else { return false };
+        let Some(link) = self.active[posted.op as usize].as_ref().map(|active| active.link) else {
+            return false;
+        };
+        let state = self.links[link as usize].as_mut().filter(|state| !state.has_failed);
+        let Some(path) = state.and_then(|state| state.broken_path(rail)) else { return false };
+        path.lost.push(posted);
+        let inflight = &mut self.rails[rail].inflight;
+        let _ = inflight.acknowledge(id, 1).or_else(|| inflight.acknowledge_evicted(id, 1));
+        self.settle_path(rail, link);
+        true
+    }
+
+    /// The peer has answered the request of a fence, or cannot any more.
+    pub(super) fn on_fenced(&mut self, rail: usize, link: u32, peer: PeerId, result: Result<FenceReport>) {
+        // If the peer is gone, an `Unlink` command follows, and ends all its requests.
+        if self.link_of.get(&peer) != Some(&link) {
+            return;
+        }
+        let Some(Some(state)) = self.links.get_mut(link as usize) else { return };
+        if state.peer.close_reason().is_some() {
+            return;
+        }
+        let Some(path) = state.broken_path(rail) else { return };
+        path.fenced = Some(result.clone());
+        self.hash_event(HashedEvent::Fenced, rail as u64);
+        let (rail_number, confirmed) = (self.rail_number(rail), result.is_ok());
+        self.record(TraceEvent::Fenced { rail: rail_number, peer: peer_number(peer), confirmed });
+        if let Err(error) = result {
+            tracing::warn!(peer = peer.number(), rail = rail_number, %error, "the peer has not fenced a lost rail");
+        }
+        self.settle_path(rail, link);
+    }
+
+    /// Once this side's device has ended all requests on a broken path and the peer has answered, nothing of them can arrive
+    /// any more. So other rails post them again, but for imms that have arrived. Fails the operations of which nobody knows
+    /// what has arrived, and all if the peer cannot fence its end.
+    fn settle_path(&mut self, rail: usize, link: u32) {
+        let Some(Some(state)) = self.links.get_mut(link as usize) else { return };
+        let sent = state.sent_imms(rail);
+        let Some(path) = state.broken_path(rail).filter(|path| path.fenced.is_some()) else { return };
+        let (Some(result), error) = (path.fenced.clone(), path.error.clone()) else { return };
+        if !self.posted_to(rail, link).is_empty() {
+            return;
+        }
+        let Some(Some(state)) = self.links.get_mut(link as usize) else { return };
+        let Some(path) = state.broken_path(rail) else { return };
+        let mut pieces = std::mem::take(&mut path.lost);
+        pieces.sort_unstable_by_key(|posted| (posted.op, posted.piece));
+        let imm_of = |posted: &PostedPiece| {
+            self.active[posted.op as usize]
+                .as_ref()
+                .and_then(|active| Some((active.piece_imm()?, active.stage)))
+        };
+        let imms: Vec<_> = pieces.iter().filter_map(imm_of).collect();
+        let are_alike = imms.iter().all(|(imm, stage)| *stage == Stage::Imm && *imm == imms[0].0);
+        let mut lost_imms = LostImms::new(imms.len() as u64, sent, result.as_ref().ok().copied());
+        let why = match &result {
+            Ok(_) => "nobody knows whether all that it had posted has arrived".to_owned(),
+            Err(error) => format!("bytes that it has sent may still arrive: {error}"),
+        };
+        let error = Error::new(error.kind(), error.operation(), format!("{}, and {why}", error.context()));
+        for pieces in pieces.chunk_by(|one, next| one.op == next.op) {
+            self.settle_lost(rail, pieces, result.is_ok(), &mut lost_imms, are_alike, &error);
+        }
+    }
+
+    /// Ends requests of one operation that a lost device had posted, or lets other rails post them again.
+    fn settle_lost(
+        &mut self,
+        rail: usize,
+        pieces: &[PostedPiece],
+        is_fenced: bool,
+        lost_imms: &mut LostImms,
+        are_alike: bool,
+        error: &Error,
+    ) {
+        let (op, count) = (pieces[0].op, pieces.len() as u32);
+        let Some(active) = &self.active[op as usize] else { return };
+        let has_arrived = match active.piece_imm() {
+            _ if !is_fenced || !active.may_repeat() => None,
+            None => Some(false),
+            Some(_) => {
+                let arrived: Vec<_> = pieces.iter().map(|_| lost_imms.take(are_alike)).collect();
+                arrived[0].filter(|first| arrived.iter().all(|arrived| *arrived == Some(*first)))
+            }
+        };
+        match has_arrived {
+            Some(true) => self.on_pieces_ended(rail, op, count, None),
+            Some(false) if active.error.is_none() => self.replay(op, rail, pieces),
+            _ => {
+                self.fail_op(op, error.clone());
+                let status = Status { kind: ErrorKind::DeviceLost, code: 0 };
+                self.on_pieces_ended(rail, op, count, Some(status));
+            }
+        }
+    }
+
+    /// Lets other rails post pieces again that a lost device had posted. None of them can arrive any more.
+    fn replay(&mut self, op: u32, rail: usize, pieces: &[PostedPiece]) {
+        let (rail_number, requests) = (self.rail_number(rail), pieces.len() as u32);
+        let Some(active) = &mut self.active[op as usize] else { return };
+        let id = active.id;
+        if active.takes_credit {
+            self.return_credit(op, requests, true);
+        }
+        let Some(active) = &mut self.active[op as usize] else { return };
+        let bytes = match active.stage {
+            Stage::Data => active.replay(rail, pieces.iter().map(|posted| posted.piece)),
+            Stage::Flush | Stage::Imm => {
+                active.outstanding -= requests;
+                active.work_requests -= requests;
+                0
+            }
+        };
+        let stage = active.stage;
+        self.handle.counts[rail].replayed(requests, bytes);
+        self.record(TraceEvent::Replayed { rail: rail_number, op: id, requests, bytes });
+        if stage == Stage::Imm {
+            return self.begin_imm(op);
+        }
+        self.settle_handed_over(op);
+        self.await_takers(op);
+    }
+
+    /// Lets another rail post the imm that a lost rail was to post. Returns false if the operation has no such imm.
+    fn resend_imm(&mut self, op: u32) -> bool {
+        let Some(active) = &mut self.active[op as usize] else { return false };
+        let is_due = active.stage == Stage::Imm && active.unposted > 0 && active.error.is_none();
+        if is_due {
+            active.drop_unposted();
+            self.begin_imm(op);
+        }
+        is_due
+    }
+
+    /// Notes that an imm may have arrived although its request has failed.
+    #[cold]
+    fn note_failed_imm(&mut self, op: u32, rail: usize) {
+        let Some(active) = &self.active[op as usize] else { return };
+        if active.piece_imm().is_some()
+            && let Some(Some(link)) = self.links.get_mut(active.link as usize)
+        {
+            link.note_failed_imm(rail);
+        }
+    }
+
+    /// Advances the fences that peers have asked for: answers those that the backend has finished, with what has arrived
+    /// before. Returns their number.
+    #[cold]
+    pub(super) fn advance_fences(&mut self) -> usize {
+        let mut answered = 0;
+        while let Some((fence, result)) = self.fences.next_ready(|rail| &*self.rails[rail].domain) {
+            answered += 1;
+            if result.is_ok() {
+                // A poll that returns fewer events than it could has taken all that have arrived.
+                loop {
+                    self.rails[fence.rail].endpoint.poll(&mut self.completions);
+                    let took_all = self.completions.spare() > 0;
+                    self.handle_poll(fence.rail);
+                    if took_all {
+                        break;
+                    }
+                }
+            }
+            let slot = self.slot_links[fence.rail].get(fence.slot.0 as usize).copied().flatten();
+            let Some(slot) = slot.filter(|slot| slot.link == fence.link) else { continue };
+            (fence.reply)(result.map(|()| FenceReport { imms: slot.imms }));
+        }
+        answered
     }
 
     /// A request failed, and the reason may be the peer's death: the engine probes the peer.
     #[cold]
     fn on_unconfirmed_failure(&mut self, rail: usize, id: u64, peer: PeerSlot, status: Status) {
-        let link = self.slot_links[rail].get(peer.0 as usize).copied().flatten();
+        let link = self.slot_links[rail].get(peer.0 as usize).copied().flatten().map(|slot| slot.link);
         let is_alive = |link: &u32| self.links[*link as usize].as_ref().is_some_and(|link| !link.has_failed);
         match link.filter(is_alive) {
             Some(link) if self.unconfirmed_failures.add(rail, id, link, status) => self.probe(link),
@@ -330,6 +565,13 @@ impl Engine {
             }
         }
         self.abort_link(link);
+        self.fences.remove_link(link);
+        let broken = self.links[link as usize].as_mut().map(LinkState::take_broken_paths);
+        for BrokenPath { rail, lost, .. } in broken.into_iter().flatten() {
+            for PostedPiece { op, .. } in lost {
+                self.on_pieces_ended(rail, op, 1, Some(Status { kind: ErrorKind::PeerDied, code: 0 }));
+            }
+        }
         for UnconfirmedFailure { rail, id, status, .. } in self.unconfirmed_failures.take_link(link) {
             self.acknowledge(rail, id, 1, Some(Status { kind: ErrorKind::PeerDied, ..status }));
         }
@@ -418,8 +660,7 @@ impl Engine {
     #[cold]
     fn settle_handed_over(&mut self, op: u32) {
         let Some(active) = &mut self.active[op as usize] else { return };
-        let is_handed_over = active.rails.iter().any(|share| share.is_handed_over);
-        if !is_handed_over || active.is_reached_by(&self.rails, Rail::is_in_service) {
+        if !active.has_untaken() || active.is_reached_by(&self.rails, Rail::is_in_service) {
             return;
         }
         if !active.is_reached_by(&self.rails, |rail| rail.lost.is_none()) {
@@ -457,8 +698,7 @@ impl Engine {
     /// trigger does so when it starts.
     pub(super) fn await_takers(&mut self, op: u32) {
         let Some(active) = &self.active[op as usize] else { return };
-        let is_handed_over = active.rails.iter().any(|share| share.is_handed_over);
-        if is_handed_over && active.trigger.is_none() && !self.handed_over.contains(&active.id) {
+        if active.has_untaken() && active.trigger.is_none() && !self.handed_over.contains(&active.id) {
             self.handed_over.push(active.id);
             self.may_take_over = true;
         }
@@ -474,10 +714,9 @@ impl Engine {
             taken += self.take_over_handed(self.handed_over[index]);
         }
         let is_waiting = |id: &OpId| {
-            let active = self.active[id.index as usize].as_ref().filter(|active| active.id == *id);
-            active.is_some_and(|active| {
-                active.rails.iter().any(|share| share.is_handed_over && share.left() > 0)
-            })
+            self.active[id.index as usize]
+                .as_ref()
+                .is_some_and(|active| active.id == *id && active.has_untaken())
         };
         self.handed_over.retain(is_waiting);
         self.may_take_over = !self.handed_over.is_empty();
@@ -501,7 +740,8 @@ impl Engine {
         for (number, rail) in self.rails.iter().enumerate() {
             let may_take = if any_in_service { rail.is_in_service() } else { rail.lost.is_none() };
             if may_take && !rail.queue.is_paused(active.link) {
-                let pieces = active.take_over(number, |_| u64::MAX);
+                let unplaced = active.take_unplaced(number);
+                let pieces = if unplaced > 0 { unplaced } else { active.take_over(number, |_| u64::MAX) };
                 self.handle.counts[number].taken_over(pieces);
                 taken += usize::from(pieces > 0);
             }

@@ -231,6 +231,8 @@ impl EngineHandle {
                 | Control::Cancel(_)
                 | Control::Start(_)
                 | Control::ProbeEnded { .. }
+                | Control::Fence { .. }
+                | Control::Fenced { .. }
                 | Control::Timer { .. }
                 | Control::GrantReceived { .. }
                 | Control::RenewGrant { .. }

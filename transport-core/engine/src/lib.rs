@@ -40,6 +40,7 @@
 #[doc(hidden)]
 pub mod commands;
 mod complete;
+mod event_hash;
 #[doc(hidden)]
 pub mod flow_control;
 #[doc(hidden)]

@@ -7,10 +7,10 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::operation::{ActiveOp, ActiveRail, NextRun, Stage};
+use super::event_hash::HashedEvent;
+use super::operation::{ActiveOp, ActiveRail, NextRun, Stage, Unplaced};
 use super::peer::PeerState;
 use super::rail::{RECEIVE_RAIL, Run};
-use super::step::HashedEvent;
 use super::trace::{TraceEvent, peer_number};
 use super::{Engine, Rail, Submission, Work};
 use crate::memory::revoked;
@@ -92,6 +92,7 @@ impl Engine {
             span,
             stage: Stage::Data,
             rails,
+            unplaced: Unplaced::default(),
             unposted,
             outstanding: 0,
             work_requests: 0,
@@ -496,7 +497,9 @@ impl Engine {
             self.rails[rail].refused_batches = refused_batches + 1;
         }
         self.record_batch(rail, accepted as u32, bytes);
-        self.account_batch(rail, accepted as u32, cut_short, result.error);
+        // The other rails post what a lost device has refused: `Event::DeviceLost` follows.
+        let error = result.error.filter(|status| status.kind != ErrorKind::DeviceLost);
+        self.account_batch(rail, accepted as u32, cut_short, error);
         self.hash_event(HashedEvent::Posted, accepted as u64);
         accepted
     }
@@ -533,6 +536,12 @@ impl Engine {
                 active.rails[rail].refused_by_endpoint = false;
                 active.note_progress(now, &mut self.next_stall_check);
                 active.posted_at = now;
+                if active.work.imm.is_some()
+                    && active.piece_imm().is_some()
+                    && let Some(Some(link)) = self.links.get_mut(active.link as usize)
+                {
+                    link.count_sent_imms(rail, taken);
+                }
             }
             if taken == run.count || active.error.is_some() {
                 continue;

@@ -5,6 +5,7 @@ use std::collections::{HashMap, VecDeque};
 use crate::Engine;
 use crate::op::OpId;
 use crate::operation::{ActiveOp, Revocation};
+use crate::peer::LinkState;
 use crate::rail::{RECEIVE_RAIL, Rail};
 use crate::spi::WorkKind;
 use crate::trace::{OperationDump, OperationKind, RailShare, WaitReason};
@@ -34,6 +35,8 @@ struct Describer<'a> {
     now: Time,
     /// Per rail: the outstanding requests of each operation, by its index in the op table.
     outstanding: Vec<HashMap<u32, u64>>,
+    /// The requests of broken paths that wait for a fence, by rail and operation.
+    lost: HashMap<(usize, u32), u64>,
 }
 
 impl Snapshot {
@@ -84,12 +87,22 @@ impl RecentFailures {
 impl<'a> Describer<'a> {
     fn new(engine: &'a Engine) -> Self {
         let count = |rail: &Rail| {
-            rail.inflight.unacknowledged().fold(HashMap::new(), |mut counts, (_, op)| {
-                *counts.entry(op).or_default() += 1;
+            rail.inflight.unacknowledged().fold(HashMap::new(), |mut counts, posted| {
+                *counts.entry(posted.op).or_default() += 1;
                 counts
             })
         };
-        Self { engine, now: engine.clock.now(), outstanding: engine.rails.iter().map(count).collect() }
+        let lost = engine.links.iter().flatten().flat_map(LinkState::broken_paths);
+        let lost = lost.flat_map(|path| path.lost.iter().map(|posted| (path.rail, posted.op)));
+        Self {
+            engine,
+            now: engine.clock.now(),
+            outstanding: engine.rails.iter().map(count).collect(),
+            lost: lost.fold(HashMap::new(), |mut counts, lost| {
+                *counts.entry(lost).or_default() += 1;
+                counts
+            }),
+        }
     }
 
     fn active(&self, active: &ActiveOp) -> OperationDump {
@@ -108,11 +121,15 @@ impl<'a> Describer<'a> {
             if requests > 0 {
                 waits.push(WaitReason::Completion { rail: number, device: device.clone(), requests });
             }
+            let lost = self.lost.get(&(rail, active.id.index)).copied().unwrap_or(0);
+            if lost > 0 {
+                waits.push(WaitReason::Fence { rail: number, device: device.clone(), requests: lost });
+            }
             if unposted > 0 && trigger.is_none() {
                 waits.push(self.why_unposted(active, rail));
             }
-            if requests + unposted > 0 {
-                rails.push(RailShare { rail: number, device, unposted, outstanding: requests });
+            if requests + lost + unposted > 0 {
+                rails.push(RailShare { rail: number, device, unposted, outstanding: requests + lost });
             }
         }
         OperationDump {

@@ -11,8 +11,11 @@ use std::time::{Duration, Instant};
 
 use foldhash::HashMap;
 
+use super::event_hash::{EventHash, HashedEvent};
 use super::operation::{ActiveOp, ActiveRail, Drains, LocalUse, Revocations};
-use super::peer::{ArrivalKind, EarlyEvents, LinkState, PeerState, UnconfirmedFailures};
+use super::peer::{
+    ArrivalKind, EarlyEvents, Fence, Fences, LinkState, PeerState, SlotLink, UnconfirmedFailures,
+};
 use super::rail::Receives;
 use super::snapshot::{RecentFailures, Snapshot};
 use super::trace::{OperationKind, TraceEvent, peer_number};
@@ -66,11 +69,13 @@ pub struct Engine {
     pub(super) links: Vec<Option<LinkState>>,
     /// The index of the link of each peer whose link has not failed.
     pub(super) link_of: HashMap<PeerId, u32>,
-    /// The index of the link that has a slot, by `[rail][slot]`.
-    pub(super) slot_links: Vec<Vec<Option<u32>>>,
+    /// The link that has a slot, by `[rail][slot]`.
+    pub(super) slot_links: Vec<Vec<Option<SlotLink>>>,
     /// Events of peers whose `Link` command is still in its queue.
     pub(super) early_events: EarlyEvents,
     pub(super) unconfirmed_failures: UnconfirmedFailures,
+    /// The fences that peers have asked for.
+    pub(super) fences: Fences,
     pub(super) receives: Receives,
     pub(super) revocations: Revocations,
     /// The `Peer::drain` calls that wait until the operations to a peer have ended.
@@ -107,29 +112,7 @@ pub struct Engine {
     pub(super) spare_rails: Vec<Vec<ActiveRail>>,
     /// The result of the last `split`; kept for its allocation.
     pub(super) ranges: Vec<RailRange>,
-    /// The event hash; see [`Engine::hash_event`].
-    pub(super) hash: u64,
-}
-
-/// The events that the event hash covers; see [`Engine::hash_event`]. Do not change the numbers: this would
-/// change the hash of every run.
-#[derive(Clone, Copy)]
-pub(super) enum HashedEvent {
-    PeerFailed = 1,
-    Activated = 2,
-    Posted = 3,
-    Acknowledged = 4,
-    ImmArrived = 5,
-    MessageArrived = 6,
-    ReceiveFailed = 7,
-    PeerGone = 8,
-    DeviceLost = 9,
-    Ended = 10,
-    Stopped = 11,
-    Expired = 12,
-    GrantReceived = 13,
-    Evicted = 14,
-    Triggered = 15,
+    pub(super) hash: EventHash,
 }
 
 impl Engine {
@@ -149,6 +132,7 @@ impl Engine {
             link_of: HashMap::default(),
             early_events: EarlyEvents::default(),
             unconfirmed_failures: UnconfirmedFailures::default(),
+            fences: Fences::default(),
             receives: Receives::default(),
             revocations: Revocations::default(),
             drains: Drains::default(),
@@ -167,7 +151,7 @@ impl Engine {
             needs_flushes,
             spare_rails: Vec::new(),
             ranges: Vec::new(),
-            hash: 0,
+            hash: EventHash::default(),
             handle,
         }
     }
@@ -212,7 +196,7 @@ impl Engine {
                 self.check_stalls(now);
             }
         }
-        self.handle.hash.store(self.hash, Ordering::Relaxed);
+        self.handle.hash.store(self.hash.value(), Ordering::Relaxed);
         // If there was no polled work above, there is none now: only a command adds some, and the commands were taken
         // before. So no revocation and no drain is outstanding, only the running operations.
         let outstanding = if has_polled_work { self.outstanding() } else { self.running };
@@ -224,17 +208,18 @@ impl Engine {
         self.running + self.revocations.awaited() + self.drains.len()
     }
 
-    /// Whether the engine has work that no event announces: it checks revocations, drains and triggers in each step.
-    /// Usually there is none. The bitwise or makes this one branch.
+    /// Whether the engine has work that no event announces: it checks revocations, drains, triggers and fences in each
+    /// step. Usually there is none. The bitwise or makes this one branch.
     #[inline]
     fn has_polled_work(&self) -> bool {
-        self.revocations.len() | self.drains.len() | self.waiting_for_trigger.len() != 0
+        self.revocations.len() | self.drains.len() | self.waiting_for_trigger.len() | self.fences.len() != 0
     }
 
-    /// Checks revocations, drains and triggers. Returns how many ended or started.
+    /// Checks revocations, drains, triggers and fences. Returns how many ended or started.
     #[cold]
     fn advance_polled_work(&mut self) -> usize {
-        self.advance_revocations() + self.drains.advance(&self.active) + self.start_triggered()
+        let ended = self.advance_revocations() + self.drains.advance(&self.active);
+        ended + self.start_triggered() + self.advance_fences()
     }
 
     /// The time of this step. The engine reads the clock once per step, and only if it needs the time.
@@ -268,7 +253,11 @@ impl Engine {
     /// request has ended in the meantime.
     pub fn due(&self) -> Time {
         let rails = self.rails.iter().zip(&self.handle.counts).map(|(rail, counts)| rail.due(counts.ended()));
-        rails.fold(self.next_deadline.min(self.next_stall_check), Time::min)
+        let due = rails.fold(self.next_deadline.min(self.next_stall_check), Time::min);
+        match self.fences.len() {
+            0 => due,
+            _ => due.min(self.fences.due(self.clock.now())),
+        }
     }
 
     /// The worker is about to sleep. If it wakes up without anything to do, this leaves no second record.
@@ -402,6 +391,14 @@ impl Engine {
                 self.next_deadline = self.next_deadline.min(at);
             }
             Control::ProbeEnded { link, peer } => self.on_probe_ended(link, peer),
+            Control::Fence { rail, slot, link, peer, reply } if self.link_of.get(&peer) == Some(&link) => {
+                let requested_at = self.now();
+                self.fences.add(Fence { rail, link, slot, requested_at, reply });
+                self.on_peer_device_lost(rail, link, slot);
+            }
+            // The peer is gone, and learns from the dropped reply that there is no answer.
+            Control::Fence { .. } => {}
+            Control::Fenced { rail, link, peer, result } => self.on_fenced(rail, link, peer, result),
             Control::Drain { peer, deadline, done } => self.drain(peer, deadline, done),
             Control::RetireRail { rail, deadline, done } => self.retire_rail(rail, deadline, done),
             Control::RestoreRail { rail } => self.restore_rail(rail),
@@ -424,7 +421,7 @@ impl Engine {
         for (rail, pair) in link.pairs() {
             let (links, slot) = (&mut self.slot_links[rail], pair.slot.0 as usize);
             links.resize(links.len().max(slot + 1), None);
-            links[slot] = Some(index);
+            links[slot] = Some(SlotLink { link: index, imms: 0 });
         }
         self.link_of.insert(peer.id, index);
         self.record(TraceEvent::PeerLinked { peer: peer_number(peer.id) });
@@ -778,13 +775,9 @@ impl Engine {
         }
     }
 
-    /// Adds an event to the event hash. Two runs with the same seed have the same hash. `value` distinguishes events of
-    /// the same kind: an index, an id or a number.
+    /// Adds an event to the event hash.
     #[inline]
     pub(super) fn hash_event(&mut self, event: HashedEvent, value: u64) {
-        // One round of splitmix64's finaliser over the hash so far.
-        let mut z = self.hash ^ value.wrapping_add((event as u64) << 56).wrapping_add(0x9e37_79b9_7f4a_7c15);
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        self.hash = z ^ (z >> 27);
+        self.hash.add(event, value);
     }
 }

@@ -99,6 +99,19 @@ pub trait Connector: Send + Sync {
         self.renew(slot, answer).map(drop)
     }
 
+    /// Fences the slot: makes sure that no request of the peer that was posted over this pair of rails can touch memory
+    /// of this side any more. The peer asks for it after its device was lost, before it posts the requests again over
+    /// others. Returns `Pending` while bytes may still land; the engine calls again until the answer is `Ready`. Never
+    /// blocks. What has arrived before is reported as usual. The slot stays until it is disconnected.
+    ///
+    /// # Errors
+    /// `Unsupported` if the backend cannot do this: late bytes may land. That is the default.
+    fn fence(&self, slot: PeerSlot) -> Poll<Result<()>> {
+        let _ = slot;
+        let why = "this backend cannot keep out what a peer's lost device has sent";
+        Poll::Ready(Err(Error::new(ErrorKind::Unsupported, "fence", why)))
+    }
+
     /// Ends the connection. The endpoint reports [`Event::PeerGone`](crate::Event::PeerGone) after the slot's last
     /// request has ended. The backend may reuse the slot from the poll on that follows the one that returned the event:
     /// by then the engine has acted on it.

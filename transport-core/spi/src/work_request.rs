@@ -142,7 +142,11 @@ pub enum Event {
     /// Peers reach the endpoint by another address from now on. The engine sends them the next offer
     /// ([`Connector::next_offer`](crate::Connector::next_offer)).
     EndpointChanged,
-    /// The device is lost: no request that was posted to this endpoint moves bytes any more.
+    /// The device is lost: no request that was posted to this endpoint touches memory of this side any more. Bytes that
+    /// are on their way to a peer may still land there.
+    ///
+    /// Requests that failed with [`ErrorKind::DeviceLost`](crate::ErrorKind::DeviceLost), or whose post did, were reported
+    /// before. This event is the last one about requests.
     DeviceLost {
         /// Why.
         status: Status,
@@ -223,6 +227,17 @@ impl Completions {
         self.has_progress = false;
     }
 }
+
+/// What a side has received over a rail pair, once nothing that its peer has posted there can arrive any more
+/// ([`Connector::fence`](crate::Connector::fence)).
+#[derive(serde::Serialize, serde::Deserialize, Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct FenceReport {
+    /// Imms, since the peer was connected.
+    pub imms: u64,
+}
+
+/// Takes the answer to a fence. If it is dropped without an answer, the side that has asked learns that there is none.
+pub type FenceReply = Box<dyn FnOnce(crate::Result<FenceReport>) + Send>;
 
 /// A grant in the form that the receiver sends: what the sender may send to it. Imms and messages are totals since the
 /// connection began. So a grant that arrives twice changes nothing.

@@ -10,7 +10,7 @@ use crate::control::{Identity, SessionHandle};
 use crate::engine::flow_control::WireGrant;
 use crate::engine::index::{GroupIndex, TransportIndex};
 use crate::engine::memory::RemoteInner;
-use crate::engine::peer::{PeerEvents, PeerIdentity, PeerProbe};
+use crate::engine::peer::{FenceRequest, PeerEvents, PeerIdentity, PeerProbe};
 use crate::engine::waker_set::WakerSet;
 use crate::fabric::FabricInner;
 use crate::notifications::SendSequence;
@@ -215,6 +215,13 @@ impl PeerEvents for PeerContext {
 
     fn probe_wanted(&self, probe: PeerProbe) {
         self.session.probe(Box::new(probe));
+    }
+
+    fn fence_wanted(&self, group: GroupIndex, request: FenceRequest) {
+        // Dropping the request tells the engine that the peer is gone.
+        if let Some(peer) = self.this.upgrade() {
+            Peer(peer).request_fence(group, request);
+        }
     }
 }
 

@@ -34,6 +34,7 @@ use crate::handshake::proof::Role;
 use crate::host::{PeerReservation, SessionHost, SessionPeer};
 use crate::runtime::{Spawner, closed};
 use crate::session::close::{CloseReason, FailOnDrop};
+use crate::session::fences::Fences;
 use crate::session::liveness::Liveness;
 use crate::session::lookups::Lookups;
 use crate::session::relocations::Relocations;
@@ -128,7 +129,7 @@ pub(crate) async fn establish<H: SessionHost>(
         Err(Error::new(ErrorKind::DeadlineExceeded, "connect", why))
     });
     let admitted = outcome.inspect_err(|error| handshake.send_final_frame(error))?;
-    let Admitted { peer, commands, incarnation, liveness } = admitted;
+    let Admitted { peer, handle, commands, incarnation, liveness } = admitted;
     peer.heard(Instant::now());
     peer.connected(address);
     let (unaccepted, fail) = (UnacceptedPeer(Some(peer.clone())), FailOnDrop(peer.clone()));
@@ -136,8 +137,20 @@ pub(crate) async fn establish<H: SessionHost>(
     drop(handshake);
     let lookups = Lookups::new(settings.handshake_limit);
     let relocations = Relocations::new(Instant::now());
-    let session =
-        Session { channel, peer, host, spawner, commands, incarnation, liveness, lookups, relocations };
+    let fences = Fences::default();
+    let session = Session {
+        channel,
+        peer,
+        host,
+        spawner,
+        handle,
+        commands,
+        incarnation,
+        liveness,
+        lookups,
+        relocations,
+        fences,
+    };
     session.spawner.clone().spawn(async move {
         // The task captures the guard, so the guard is dropped even if the task is never polled.
         let _fail = fail;
@@ -184,6 +197,7 @@ impl Drop for Handshake<'_> {
 
 struct Admitted<P> {
     peer: P,
+    handle: SessionHandle,
     commands: mpsc::UnboundedReceiver<SessionCommand>,
     incarnation: u64,
     liveness: Liveness,
@@ -232,7 +246,8 @@ impl Handshake<'_> {
         self.stage = "get ready";
         let (handle, commands) = SessionHandle::new();
         // Until `Ready` this future owns the peer: if the future is dropped, the peer is disconnected.
-        let mut unaccepted = UnacceptedPeer(Some(reservation.admit(&their_report, identity, handle)?));
+        let mut unaccepted =
+            UnacceptedPeer(Some(reservation.admit(&their_report, identity, handle.clone())?));
         let peer = unaccepted.0.as_ref().ok_or_else(abandoned)?;
         self.grant(peer)?;
         self.channel()?.push(&Frame::Ready)?;
@@ -240,7 +255,7 @@ impl Handshake<'_> {
         let liveness =
             Liveness::new(Instant::now(), settings.heartbeat, settings.peer_timeout, their_timeout);
         let peer = unaccepted.0.take().ok_or_else(|| closed("the peer is gone"))?;
-        Ok(Admitted { peer, commands, incarnation, liveness })
+        Ok(Admitted { peer, handle, commands, incarnation, liveness })
     }
 
     fn channel(&mut self) -> Result<&mut FramedChannel> {

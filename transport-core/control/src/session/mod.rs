@@ -1,6 +1,7 @@
 //! The task of an admitted peer: heartbeats, lookups, revocations, relocations and the close.
 
 pub(crate) mod close;
+pub(crate) mod fences;
 pub(crate) mod liveness;
 pub(crate) mod lookups;
 pub(crate) mod relocations;
@@ -17,10 +18,11 @@ use crate::framed_channel::{CLOSE_LIMIT, FramedChannel};
 use crate::host::{SessionHost, SessionPeer};
 use crate::runtime::{Spawner, closed};
 use crate::session::close::CloseReason;
+use crate::session::fences::Fences;
 use crate::session::liveness::Liveness;
 use crate::session::lookups::{AnswerSender, Lookups, MAX_OUTSTANDING, ProbeGuard, Requester};
 use crate::session::relocations::Relocations;
-use multirail_spi::{Error, ErrorKind, Result, WireGrant};
+use multirail_spi::{Error, ErrorKind, FenceReply, FenceReport, Result, WireGrant};
 
 /// The most bytes of answers that wait while the peer does not read: twice the answers to all lookups that it may have
 /// outstanding.
@@ -36,6 +38,8 @@ pub(crate) enum SessionCommand {
     Grant { transport: String, grant: WireGrant },
     BarrierReached { barrier: String },
     Relocated { transport: String, pair: u16, offer: Vec<u8> },
+    RequestFence { transport: String, pair: u16, reply: FenceReply },
+    AnswerFence { id: u64, result: Result<FenceReport> },
     Goodbye,
 }
 
@@ -108,6 +112,11 @@ impl SessionHandle {
         self.command(SessionCommand::Relocated { transport: transport.to_owned(), pair, offer });
     }
 
+    /// Asks the peer to fence a pair of rails. The session drops `reply` if it ends before the peer has answered.
+    pub fn request_fence(&self, transport: &str, pair: u16, reply: FenceReply) {
+        self.command(SessionCommand::RequestFence { transport: transport.to_owned(), pair, reply });
+    }
+
     /// Ends the session with a `Goodbye`.
     pub fn goodbye(&self) {
         self.command(SessionCommand::Goodbye);
@@ -133,6 +142,9 @@ pub(crate) struct Session<H: SessionHost> {
     pub liveness: Liveness,
     pub lookups: Lookups,
     pub relocations: Relocations,
+    pub fences: Fences,
+    /// Sends commands to this session.
+    pub handle: SessionHandle,
 }
 
 impl<H: SessionHost> Session<H> {
@@ -225,6 +237,16 @@ impl<H: SessionHost> Session<H> {
             Frame::Followed { transport, pair, answer } => {
                 self.relocations.push_answer(transport, pair, answer)?
             }
+            Frame::Fence { id, transport, pair } => {
+                self.fences.note_request()?;
+                let session = self.handle.clone();
+                let reply =
+                    Box::new(move |result| session.command(SessionCommand::AnswerFence { id, result }));
+                self.peer.fence(&transport, pair, reply).map_err(CloseReason::by_us)?;
+            }
+            Frame::Fenced { id, report, reason } => {
+                self.fences.fenced(id, report, reason).map_err(CloseReason::by_us)?
+            }
             Frame::Goodbye => return Err(CloseReason::by_peer(closed("peer closed the connection"))),
             Frame::Refuse { cause, reason } => return Err(CloseReason::by_peer(refused(cause, &reason))),
             Frame::Proof { .. } | Frame::Offers { .. } | Frame::Report { .. } | Frame::Ready => {
@@ -265,6 +287,14 @@ impl<H: SessionHost> Session<H> {
             SessionCommand::Relocated { transport, pair, offer } => {
                 self.relocations.note_offer_sent();
                 self.send(&Frame::Moved { transport, pair, offer })?
+            }
+            SessionCommand::RequestFence { transport, pair, reply } => {
+                let frame = self.fences.request(transport, pair, reply);
+                self.send(&frame)?
+            }
+            SessionCommand::AnswerFence { id, result } => {
+                self.fences.note_answer();
+                self.send(&Frame::fenced(id, result))?
             }
             SessionCommand::Goodbye => {
                 return Err(CloseReason::by_us(closed("this side ended the connection")));

@@ -16,7 +16,7 @@ use crate::frame::Frame;
 use crate::host::SessionPeer;
 use crate::runtime::Spawner;
 use crate::session::close::CloseReason;
-use multirail_spi::Result;
+use multirail_spi::{ErrorKind, Result};
 
 /// The most relocation messages that may wait. A peer whose backend waits for each answer has at most two offers per
 /// pair of rails in flight. Other backends send a new offer each time their endpoint is replaced.
@@ -125,6 +125,14 @@ impl RelocationMessage {
             Self::Followed { transport, pair, answer } => {
                 peer.note_followed(&transport, pair, &answer).map(|()| None)
             }
+        };
+        // A lost device has no new address and takes none. That is no fault of the peer.
+        let result = match result {
+            Err(error) if error.kind() == ErrorKind::DeviceLost => {
+                tracing::debug!(%error, "a lost device does not follow the peer's");
+                Ok(None)
+            }
+            result => result,
         };
         (result, begun.elapsed())
     }

@@ -60,6 +60,8 @@ pub(crate) struct ActiveOp {
     pub stage: Stage,
     /// One per rail of the engine. The engine reuses the allocation.
     pub rails: Vec<ActiveRail>,
+    /// Pieces that are not posted, and that are in no rail's range.
+    pub unplaced: Unplaced,
     /// Pieces that are not posted yet, over all rails.
     pub unposted: u32,
     /// Pieces that are posted and not acknowledged, over all rails.
@@ -105,6 +107,16 @@ pub(crate) struct ActiveRail {
     pub base: u64,
 }
 
+/// Pieces that are in no rail's range: those that a lost device had posted, and that are to be posted again, and those that a
+/// rail has put aside to post such pieces first.
+#[derive(Debug, Default)]
+pub(crate) struct Unplaced {
+    /// Behind those that were put aside, those to be posted again.
+    ranges: Vec<RailRange>,
+    /// How many of `ranges` are to be posted again.
+    replays: usize,
+}
+
 /// What the next run of a rail may have.
 pub(crate) struct NextRun {
     /// The most pieces.
@@ -113,6 +125,27 @@ pub(crate) struct NextRun {
     pub piece_bytes: u64,
     /// The segment of the pieces, if the operation is a list.
     pub segment: u32,
+}
+
+impl Unplaced {
+    pub fn is_empty(&self) -> bool {
+        self.ranges.is_empty()
+    }
+
+    /// Takes at most one part in `parts` of the pieces, all from one range: of those to be posted again, if there are any.
+    fn take(&mut self, parts: u32) -> Option<RailRange> {
+        let from = if self.replays > 0 { self.ranges.len() - self.replays } else { 0 };
+        let all: u32 = self.ranges[from..].iter().map(|range| range.len()).sum();
+        let last = self.ranges.last_mut()?;
+        let start = last.end - last.len().min(all.div_ceil(parts.max(1)));
+        let taken = RailRange { start, end: last.end };
+        last.end = start;
+        if last.len() == 0 {
+            self.ranges.pop();
+            self.replays = self.replays.saturating_sub(1);
+        }
+        Some(taken)
+    }
 }
 
 impl ActiveRail {
@@ -148,6 +181,7 @@ impl ActiveOp {
         for rail in &mut self.rails {
             rail.next = rail.range.end;
         }
+        self.unplaced = Unplaced::default();
         self.unposted = 0;
     }
 
@@ -172,6 +206,53 @@ impl ActiveOp {
         let share = &mut self.rails[rail];
         (share.queued, share.is_handed_over) = (true, true);
         true
+    }
+
+    /// Takes back pieces that a lost device had posted on `rail`, and that are not acknowledged, so that others post them
+    /// again. `pieces` is in ascending order. Returns their bytes.
+    #[cold]
+    pub fn replay(&mut self, rail: usize, pieces: impl Iterator<Item = u32>) -> u64 {
+        let (mut count, mut bytes) = (0, 0);
+        let first = self.unplaced.ranges.len();
+        for piece in pieces {
+            count += 1;
+            bytes += self.work.shape.bytes_of(piece..piece + 1);
+            match self.unplaced.ranges[first..].last_mut() {
+                Some(last) if last.end == piece => last.end += 1,
+                _ => self.unplaced.ranges.push(RailRange { start: piece, end: piece + 1 }),
+            }
+        }
+        self.unplaced.replays += self.unplaced.ranges.len() - first;
+        let share = &mut self.rails[rail];
+        share.posted_before = share.posted() - count;
+        share.range.start = share.next;
+        share.bytes -= bytes;
+        self.outstanding -= count;
+        self.work_requests -= count;
+        self.unposted += count;
+        bytes
+    }
+
+    /// Gives `rail` pieces that are in no rail's range. A rail that has pieces of its own left puts them aside for those
+    /// that are posted again. Returns how many it got.
+    #[cold]
+    pub fn take_unplaced(&mut self, rail: usize) -> u32 {
+        let share = &self.rails[rail];
+        let is_busy = share.left() > 0 && (self.unplaced.replays == 0 || share.is_handed_over);
+        if self.unplaced.is_empty() || is_busy || !share.usable() || !self.may_change_rails() {
+            return 0;
+        }
+        let takers = self.rails.iter().filter(|share| share.usable()).count() as u32;
+        let Some(taken) = self.unplaced.take(takers) else { return 0 };
+        let share = &mut self.rails[rail];
+        let aside = RailRange { start: share.next, end: share.range.end };
+        share.range.end = share.next;
+        if aside.len() > 0 {
+            share.bytes -= self.work.shape.bytes_of(aside.start..aside.end);
+            self.unplaced.ranges.insert(0, aside);
+        }
+        self.place(rail, taken);
+        taken.len()
     }
 
     /// Lets `rail`, which has posted all of its pieces, take pieces of the rail that has most left: those that are handed
@@ -219,6 +300,18 @@ impl ActiveOp {
         }
     }
 
+    /// Whether pieces wait for a rail that takes them: handed over, or in no rail's range.
+    pub fn has_untaken(&self) -> bool {
+        let is_handed_over = |share: &ActiveRail| share.is_handed_over && share.left() > 0;
+        !self.unplaced.is_empty() || self.rails.iter().any(is_handed_over)
+    }
+
+    /// Whether requests of the current stage may be posted again over another rail, once nothing of them can arrive any
+    /// more.
+    pub fn may_repeat(&self) -> bool {
+        self.stage == Stage::Imm || self.may_change_rails() || self.error.is_some()
+    }
+
     /// Whether any of the rails that reach the memory may carry any piece.
     fn may_change_rails(&self) -> bool {
         let is_bound = self.work.kind == WorkKind::Send || matches!(self.work.shape, Shape::WarmUp { .. });
@@ -236,10 +329,15 @@ impl ActiveOp {
         if share.left() == 0 && std::mem::take(&mut share.is_handed_over) {
             share.queued = false;
         }
-        let share = &mut self.rails[to];
+        self.place(to, moved);
+    }
+
+    /// Gives pieces to a rail that has none left.
+    fn place(&mut self, rail: usize, pieces: RailRange) {
+        let share = &mut self.rails[rail];
         share.posted_before = share.posted();
-        (share.range, share.next) = (moved, moved.start);
-        share.bytes += bytes;
+        (share.range, share.next) = (pieces, pieces.start);
+        share.bytes += self.work.shape.bytes_of(pieces.start..pieces.end);
     }
 
     /// Appends the requests of `pieces` over one rail to a batch. `number` is the rail's number in the transport. Returns

@@ -8,7 +8,7 @@ mod drains;
 mod revocations;
 mod work;
 
-pub(super) use active::{ActiveOp, ActiveRail, NextRun, Stage};
+pub(super) use active::{ActiveOp, ActiveRail, NextRun, Stage, Unplaced};
 pub(super) use drains::Drains;
 pub use drains::{DrainAnswer, DrainReply, drain_answer};
 pub(super) use revocations::{LocalUse, Revocation, Revocations};

@@ -1,6 +1,6 @@
 //! What an engine tells the owner of a peer.
 
-use super::PeerProbe;
+use super::{FenceRequest, PeerProbe};
 use crate::Error;
 use crate::flow_control::WireGrant;
 use crate::index::{GroupIndex, TransportIndex};
@@ -26,6 +26,10 @@ pub trait PeerEvents: Send + Sync {
     /// Asks the peer over the control connection whether it is alive. Drops `probe` once it has answered, or once the
     /// connection has ended.
     fn probe_wanted(&self, probe: PeerProbe);
+
+    /// Asks the peer to fence the pair of a rail of the link over `group`. Answers or drops `request` once the peer has
+    /// answered, or once the connection has ended.
+    fn fence_wanted(&self, group: GroupIndex, request: FenceRequest);
 }
 
 /// What dumps and grant policies tell of a peer.

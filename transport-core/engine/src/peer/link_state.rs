@@ -4,7 +4,9 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::PeerState;
-use crate::spi::PeerSlot;
+use crate::rail::PostedPiece;
+use crate::spi::{FenceReport, PeerSlot};
+use crate::{Error, Result};
 
 /// The engine's state of the link to one peer.
 pub(crate) struct LinkState {
@@ -19,10 +21,32 @@ pub(crate) struct LinkState {
     pub posted_bytes: u64,
     /// Operations that wait for credit of the peer's grant. They are in no rail's queue.
     pub waiting_for_credit: VecDeque<u32>,
+    /// The rails over which nothing is sent to the peer any more, since this side's or the peer's device is lost.
+    broken_paths: Vec<BrokenPath>,
+    /// Per rail: the imms that were posted over `send_slots`. `None` once one of them has failed: it may have arrived.
+    sent_imms: Vec<Option<u64>>,
     /// Imms and messages that arrived since the peer was last granted more.
     pub arrivals: [u64; 2],
     /// The numbers of arrivals after which the engine grants the peer more.
     pub renew_after: [u64; 2],
+}
+
+/// A rail over which nothing is sent to a peer any more.
+pub(crate) struct BrokenPath {
+    pub rail: usize,
+    pub error: Error,
+    /// The requests that were posted over it, that this side's device has ended, and that may have arrived.
+    pub lost: Vec<PostedPiece>,
+    /// The peer's answer: from then on nothing arrives any more.
+    pub fenced: Option<Result<FenceReport>>,
+}
+
+/// The link that has a slot.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct SlotLink {
+    pub link: u32,
+    /// The imms that have arrived over the slot.
+    pub imms: u64,
 }
 
 /// What a peer's grant counts; indexes [`LinkState::arrivals`].
@@ -41,6 +65,8 @@ impl LinkState {
     ) -> Self {
         Self {
             peer,
+            broken_paths: Vec::new(),
+            sent_imms: vec![Some(0); send_slots.len()],
             send_slots,
             receive_slots,
             has_failed: false,
@@ -57,6 +83,46 @@ impl LinkState {
         let kind = kind as usize;
         self.arrivals[kind] += 1;
         self.arrivals[kind] >= self.renew_after[kind] && !self.has_failed
+    }
+
+    /// Counts posted imms.
+    pub fn count_sent_imms(&mut self, rail: usize, more: u32) {
+        if let Some(sent) = &mut self.sent_imms[rail] {
+            *sent += u64::from(more);
+        }
+    }
+
+    /// Notes that an imm has failed: nobody knows any more how many have arrived.
+    #[cold]
+    pub fn note_failed_imm(&mut self, rail: usize) {
+        self.sent_imms[rail] = None;
+    }
+
+    /// The imms that were posted over a rail. `None` if one of them has failed.
+    pub fn sent_imms(&self, rail: usize) -> Option<u64> {
+        self.sent_imms[rail]
+    }
+
+    /// Sends nothing over a rail any more; what arrives there is still taken. Returns the slot, or `None` if nothing was sent
+    /// there before.
+    pub fn break_path(&mut self, rail: usize, error: &Error) -> Option<PeerSlot> {
+        let slot = self.send_slots[rail].take()?;
+        self.receive_slots.push((rail, slot));
+        let error = error.clone();
+        self.broken_paths.push(BrokenPath { rail, error, lost: Vec::new(), fenced: None });
+        Some(slot)
+    }
+
+    pub fn broken_path(&mut self, rail: usize) -> Option<&mut BrokenPath> {
+        self.broken_paths.iter_mut().find(|path| path.rail == rail)
+    }
+
+    pub fn take_broken_paths(&mut self) -> Vec<BrokenPath> {
+        std::mem::take(&mut self.broken_paths)
+    }
+
+    pub fn broken_paths(&self) -> &[BrokenPath] {
+        &self.broken_paths
     }
 
     /// All slots that are not gone, with their rails.

@@ -2,10 +2,11 @@
 //!
 //! In reading order: [`PeerState`] (what all engines share), [`PeerEvents`] (what they tell the peer's owner), [`Link`]
 //! (the peer's rails, and the direct path past the worker), `LinkState` (the engine's own state of a link),
-//! `EarlyEvents` and `UnconfirmedFailures`.
+//! `EarlyEvents`, `UnconfirmedFailures` and `Fences`.
 
 mod early_events;
 mod events;
+mod fences;
 #[allow(unsafe_code, reason = "runs checked requests in the calling thread")]
 mod link;
 mod link_state;
@@ -14,8 +15,10 @@ mod unconfirmed_failures;
 
 pub(super) use early_events::EarlyEvents;
 pub use events::{PeerEvents, PeerIdentity};
+pub use fences::FenceRequest;
+pub(super) use fences::{Fence, Fences, LostImms};
 pub use link::{CheckedRange, Link, PairedRail};
-pub(super) use link_state::{ArrivalKind, LinkState};
+pub(super) use link_state::{ArrivalKind, BrokenPath, LinkState, SlotLink};
 pub use state::PeerState;
 pub use unconfirmed_failures::PeerProbe;
 pub(super) use unconfirmed_failures::{UnconfirmedFailure, UnconfirmedFailures};

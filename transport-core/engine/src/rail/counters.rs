@@ -23,6 +23,8 @@ struct WorkerCounts {
     retries: AtomicU64,
     grant_waits: AtomicU64,
     taken_over: AtomicU64,
+    replayed: AtomicU64,
+    replayed_bytes: AtomicU64,
     /// Whether the rail's device is lost.
     lost: AtomicBool,
     /// Whether the user has taken the rail out of service.
@@ -66,6 +68,13 @@ pub struct RailCounters {
     /// Work requests that another rail should have posted: it was far behind, or out of service.
     #[serde(default)]
     pub taken_over: u64,
+    /// Work requests that were posted on the rail before its device was lost, and that other rails posted again: the peer
+    /// had confirmed that none of them can arrive any more.
+    #[serde(default)]
+    pub replayed: u64,
+    /// Payload bytes of these requests.
+    #[serde(default)]
+    pub replayed_bytes: u64,
     /// Requests that ran in the submitting thread.
     pub direct: u64,
     /// Bytes of the requests that ran in the submitting thread.
@@ -97,6 +106,13 @@ impl RailCounts {
     #[cold]
     pub fn taken_over(&self, pieces: u32) {
         add(&self.worker.taken_over, pieces.into());
+    }
+
+    /// Counts requests of the rail that others post again.
+    #[cold]
+    pub fn replayed(&self, requests: u32, bytes: u64) {
+        add(&self.worker.replayed, requests.into());
+        add(&self.worker.replayed_bytes, bytes);
     }
 
     /// Counts completions.
@@ -153,6 +169,8 @@ impl RailCounts {
             retries: worker.retries.load(Relaxed),
             grant_waits: worker.grant_waits.load(Relaxed),
             taken_over: worker.taken_over.load(Relaxed),
+            replayed: worker.replayed.load(Relaxed),
+            replayed_bytes: worker.replayed_bytes.load(Relaxed),
             direct: direct.requests.load(Relaxed),
             direct_bytes: direct.bytes.load(Relaxed),
         }

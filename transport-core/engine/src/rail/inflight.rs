@@ -19,6 +19,15 @@ pub(crate) struct Run {
     pub cost: u64,
 }
 
+/// A request that is posted and not acknowledged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct PostedPiece {
+    pub id: u64,
+    /// Index in the op table.
+    pub op: u32,
+    pub piece: u32,
+}
+
 #[derive(Debug)]
 struct InflightRun {
     run: Run,
@@ -130,12 +139,26 @@ impl Inflight {
         (ended != 0).then_some((op, ended.count_ones()))
     }
 
-    /// The id and the operation of each unacknowledged request, oldest first.
-    pub fn unacknowledged(&self) -> impl Iterator<Item = (u64, u32)> + '_ {
+    /// The unacknowledged request with this id.
+    #[cold]
+    pub fn find(&self, id: u64) -> Option<PostedPiece> {
+        let (sequence, index) = (id / u64::from(MAX_RUN), (id % u64::from(MAX_RUN)) as u32);
+        let posted = sequence.checked_sub(self.first).and_then(|at| self.runs.get(usize::try_from(at).ok()?));
+        let inflight = posted.or_else(|| self.evicted.get(&sequence))?;
+        let is_open = inflight.unacknowledged & (1 << index) != 0;
+        is_open.then(|| PostedPiece { id, op: inflight.run.op, piece: inflight.run.first_piece + index })
+    }
+
+    /// Each unacknowledged request, oldest first.
+    pub fn unacknowledged(&self) -> impl Iterator<Item = PostedPiece> + '_ {
         let evicted = self.evicted.iter().map(|(sequence, inflight)| (*sequence, inflight));
         evicted.chain((self.first..).zip(&self.runs)).flat_map(|(sequence, inflight)| {
             let open = (0..MAX_RUN).filter(|index| inflight.unacknowledged & (1 << index) != 0);
-            open.map(move |index| (sequence * u64::from(MAX_RUN) + u64::from(index), inflight.run.op))
+            open.map(move |index| PostedPiece {
+                id: sequence * u64::from(MAX_RUN) + u64::from(index),
+                op: inflight.run.op,
+                piece: inflight.run.first_piece + index,
+            })
         })
     }
 }
@@ -182,7 +205,12 @@ mod tests {
                     let acknowledged = inflight.acknowledge(id, count).or_else(|| inflight.acknowledge_evicted(id, count));
                     prop_assert_eq!(acknowledged, expected);
                 }
-                prop_assert!(inflight.unacknowledged().eq(model.iter().map(|(id, op)| (*id, *op))));
+                // All pieces of a run have the number of the request in the run.
+                    let posted = |(id, op): (&u64, &u32)| PostedPiece { id: *id, op: *op, piece: (id % u64::from(MAX_RUN)) as u32 };
+                prop_assert!(inflight.unacknowledged().eq(model.iter().map(posted)));
+                for id in [u64::from(number), u64::from(number % 1600)] {
+                    prop_assert_eq!(inflight.find(id).map(|posted| posted.op), model.get(&id).copied());
+                }
                 prop_assert!(inflight.used_slots() >= model.len());
                 prop_assert_eq!(inflight.cost_in_flight(), model.range(kept..).map(|(_, op)| u64::from(*op)).sum::<u64>());
                 prop_assert!(inflight.used_slots() <= model.range(..kept).count() + ((inflight.id_of(0) - kept) as usize));

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 pub use counters::RailCounters;
 pub use counters::RailCounts;
-pub(super) use inflight::{MAX_RUN, Run};
+pub(super) use inflight::{MAX_RUN, PostedPiece, Run};
 pub use receive_pool::Message;
 pub use receive_pool::{Inbox, PoolPart};
 pub(super) use receives::{RECEIVE_RAIL, Receives};

@@ -55,6 +55,10 @@ pub enum TraceEvent {
     PeerGone { rail: u16, peer: u32 },
     /// A device was lost.
     DeviceLost { rail: u16 },
+    /// A peer has confirmed that nothing arrives any more of what a lost device has posted; or it cannot.
+    Fenced { rail: u16, peer: u32, confirmed: bool },
+    /// Other rails post again what a lost device has posted of an operation.
+    Replayed { rail: u16, op: OpId, requests: u32, bytes: u64 },
     /// The user took a device out of service.
     RailRetired { rail: u16 },
     /// The user took a device back into service.
@@ -110,6 +114,8 @@ impl TraceEvent {
             Self::Triggered { op } => (head(19, 0, 0, 0), op.word(), 0),
             Self::RailRetired { rail } => (head(20, 0, rail, 0), 0, 0),
             Self::RailRestored { rail } => (head(21, 0, rail, 0), 0, 0),
+            Self::Fenced { rail, peer, confirmed } => (head(22, confirmed.into(), rail, peer), 0, 0),
+            Self::Replayed { rail, op, requests, bytes } => (head(23, 0, rail, requests), op.word(), bytes),
         };
         [time.as_nanos(), head, subject, value]
     }
@@ -146,6 +152,8 @@ impl Record {
             19 => TraceEvent::Triggered { op },
             20 => TraceEvent::RailRetired { rail },
             21 => TraceEvent::RailRestored { rail },
+            22 => TraceEvent::Fenced { rail, peer: count, confirmed: small != 0 },
+            23 => TraceEvent::Replayed { rail, op, requests: count, bytes: value },
             _ => return None,
         };
         Some(Self { sequence, time: Time::from_nanos(time), event })
@@ -188,6 +196,18 @@ impl fmt::Display for TraceEvent {
             Self::PeerFailed { peer, error } => write!(f, "peer {peer} ended: {error}"),
             Self::PeerGone { rail, peer } => write!(f, "rail {rail}: the backend released peer {peer}"),
             Self::DeviceLost { rail } => write!(f, "rail {rail}: device lost"),
+            Self::Fenced { rail, peer, confirmed: true } => {
+                write!(f, "rail {rail}: peer {peer} lets nothing arrive any more")
+            }
+            Self::Fenced { rail, peer, confirmed: false } => {
+                write!(f, "rail {rail}: peer {peer} cannot keep out what may still arrive")
+            }
+            Self::Replayed { rail, op, requests, bytes } => {
+                write!(
+                    f,
+                    "rail {rail}: other rails post {requests} requests, {bytes} bytes, of op {op} again"
+                )
+            }
             Self::RailRetired { rail } => write!(f, "rail {rail}: taken out of service"),
             Self::RailRestored { rail } => write!(f, "rail {rail}: taken back into service"),
             Self::Parked => f.write_str("worker parked"),
@@ -224,6 +244,8 @@ mod tests {
             TraceEvent::PeerFailed { peer, error: ErrorKind::PeerDied },
             TraceEvent::PeerGone { rail, peer },
             TraceEvent::DeviceLost { rail },
+            TraceEvent::Fenced { rail, peer, confirmed: true },
+            TraceEvent::Replayed { rail, op, requests: 3, bytes: 1 << 40 },
             TraceEvent::RailRetired { rail },
             TraceEvent::RailRestored { rail },
             TraceEvent::Parked,

@@ -13,6 +13,8 @@ use super::Printable;
 pub enum WaitReason {
     /// Requests are posted, and the device has not completed them.
     Completion { rail: u32, device: String, requests: u64 },
+    /// The device or the peer's is lost, and the peer has not confirmed that nothing arrives any more of what was posted.
+    Fence { rail: u32, device: String, requests: u64 },
     /// The rail's send queue is full.
     SendQueue { rail: u32, device: String, depth: u64 },
     /// The peer's queue is full: the endpoint refuses requests to this peer.
@@ -55,6 +57,11 @@ impl fmt::Display for WaitReason {
             Self::Completion { rail, device, requests } => {
                 write!(f, "completion of {requests} posted on rail {rail} ({})", Printable(device))
             }
+            Self::Fence { rail, device, requests } => write!(
+                f,
+                "the peer's answer that none of {requests} requests posted on rail {rail} ({}), which is lost, arrives any more",
+                Printable(device)
+            ),
             Self::SendQueue { rail, device, depth } => write!(
                 f,
                 "room in the send queue of rail {rail} ({}), all {depth} entries are in use",

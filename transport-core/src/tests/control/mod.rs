@@ -4,6 +4,7 @@ mod barrier;
 #[cfg(feature = "tls")]
 mod certificates;
 mod crowd;
+mod fences;
 mod grant;
 mod handshake;
 mod hostile;

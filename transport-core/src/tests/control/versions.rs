@@ -9,7 +9,7 @@ use super::{fabric, gets_through, listening, wait};
 use crate::ErrorKind;
 use crate::control::frame::{Cause, Frame, Identity, LinkReport, TransportOffer};
 use crate::control::handshake::hello::Hello;
-use crate::spi::WireGrant;
+use crate::spi::{FenceReport, WireGrant};
 
 /// One frame of every kind, as recorded.
 pub(super) fn recorded() -> Vec<(&'static str, Frame)> {
@@ -57,6 +57,9 @@ pub(super) fn recorded() -> Vec<(&'static str, Frame)> {
             "followed",
             Frame::Followed { transport: "efa".into(), pair: 7, answer: b"as it was told".to_vec() },
         ),
+        ("fence", Frame::Fence { id: 9, transport: "efa".into(), pair: 300 }),
+        ("fenced", Frame::Fenced { id: 9, report: Some(FenceReport { imms: 300 }), reason: String::new() }),
+        ("fenced_not", Frame::Fenced { id: u64::MAX, report: None, reason: "in words".into() }),
     ]
 }
 
@@ -91,8 +94,8 @@ fn version_1_is_as_recorded() {
     let files: BTreeSet<_> = files.map(|file| file.unwrap().path()).collect();
     assert_eq!(files, known.collect());
     let tags: BTreeSet<_> = recorded().iter().map(|(name, _)| stored(name)[0]).collect();
-    assert_eq!(tags, (0..14).collect(), "a kind of frame is not recorded");
-    let mut next = stored("followed");
+    assert_eq!(tags, (0..16).collect(), "a kind of frame is not recorded");
+    let mut next = stored("fenced");
     next[0] += 1;
     assert!(Frame::decode(&next).is_err(), "a kind of frame is not recorded");
 }

@@ -1,0 +1,413 @@
+//! Devices that are lost under way: other rails post again what was posted there, after the target has fenced the lost
+//! rail. Everything runs in virtual time, and each seed has other conditions.
+//!
+//! `MULTIRAIL_SEEDS=500 cargo test -p multirail --test lost_devices` runs more seeds. A failure names its seed, and
+//! `MULTIRAIL_SEED=N` runs it alone.
+
+use std::future::Future;
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context, Waker};
+use std::time::Duration;
+
+use backend_loopback::{LinkModel, Loopback, LoopbackConfig};
+use multirail::{
+    Access, Clock, ErrorKind, Fabric, FabricBuilder, Op, Outcome, Pages, Peer, ReadOptions, Region,
+    RemoteRegion, Time, TransportConfig, VirtualClock, WriteOptions,
+};
+
+const PAGE: usize = 256;
+/// Pages of each operation's part of the regions.
+const PAGES: u32 = 256;
+const LEN: usize = PAGES as usize * PAGE;
+const OPS: usize = 8;
+/// The bytes that the target writes over what an operation has moved, once the operation has ended.
+const OVERWRITTEN: u8 = 0xa5;
+const DEADLINE: Duration = Duration::from_secs(10);
+
+/// What happens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fault {
+    OneLost,
+    TwoLost,
+    /// One device is lost, and another is ten times slower than it says.
+    LostAndSlow,
+    /// The target's answer takes so long. Operations end by their deadline.
+    FenceTakes(Duration),
+    TargetKilledDuringFence,
+    InitiatorKilledDuringFence,
+}
+
+/// How many operations ended in which way.
+#[derive(Debug, Default)]
+struct Tally {
+    done: usize,
+    lost: usize,
+    other: usize,
+    replayed: u64,
+    landed_late: usize,
+}
+
+/// What an operation does with its part of the regions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Pages,
+    PerWr,
+    Read,
+    Single,
+    /// The target writes to the initiator.
+    Back,
+}
+
+struct Running {
+    op: Option<Op>,
+    kind: Kind,
+    imm: Option<u32>,
+    part: Range<usize>,
+}
+
+struct Hosts {
+    clock: VirtualClock,
+    fabrics: [Option<Fabric>; 2],
+    to_target: Peer,
+    to_initiator: Peer,
+    source: Region,
+    target: Region,
+    remote: RemoteRegion,
+    /// What the target writes of, and the target's view of where to.
+    back_source: Region,
+    back: Region,
+    back_remote: RemoteRegion,
+    content: Vec<u8>,
+}
+
+impl Hosts {
+    fn new(devices: u32, groups: u32, initiator: LinkModel, target: LinkModel, seed: u64) -> Self {
+        let clock = VirtualClock::default();
+        let open = |link, seed| {
+            let cards = Loopback::with(LoopbackConfig::default().devices(devices).groups(groups).link(link));
+            let transport = TransportConfig::new("cards", Arc::new(cards));
+            let builder = FabricBuilder::new().transport(transport).clock(Arc::new(clock.clone()));
+            builder.seed(seed).caller_driven().open().unwrap()
+        };
+        let fabrics = [open(initiator, seed), open(target, seed + 1)];
+        let (to_target, to_initiator) = fabrics[0].connect_local(&fabrics[1]).unwrap();
+        let source = fabrics[0].alloc(OPS * LEN, Access::all()).unwrap();
+        let target = fabrics[1].alloc(OPS * LEN, Access::all()).unwrap();
+        let mut content = vec![0; OPS * LEN];
+        fastrand::Rng::with_seed(seed).fill(&mut content);
+        source.copy_in(0, &content).unwrap();
+        let remote = to_target.import(&target.descriptor()).unwrap();
+        let back_source = fabrics[1].alloc(OPS * LEN, Access::all()).unwrap();
+        back_source.copy_in(0, &content).unwrap();
+        let back = fabrics[0].alloc(OPS * LEN, Access::all()).unwrap();
+        let back_remote = to_initiator.import(&back.descriptor()).unwrap();
+        let fabrics = fabrics.map(Some);
+        Self {
+            clock,
+            fabrics,
+            to_target,
+            to_initiator,
+            source,
+            target,
+            remote,
+            back_source,
+            back,
+            back_remote,
+            content,
+        }
+    }
+
+    fn now(&self) -> Time {
+        self.clock.now()
+    }
+
+    /// Starts an operation on part `number` of the regions.
+    fn start(&self, number: usize, kind: Kind, imm: Option<u32>, random: &mut fastrand::Rng) -> Running {
+        let part = number * LEN..(number + 1) * LEN;
+        let mut order: Vec<u32> = (0..PAGES).collect();
+        random.shuffle(&mut order);
+        let pages = Pages::new(order).offset(part.start);
+        let mut options = WriteOptions::new().deadline(DEADLINE);
+        if let Some(imm) = imm {
+            options = options.imm(imm);
+        }
+        let op = match kind {
+            Kind::Pages => {
+                self.to_target.write_pages_with(&self.source, &pages, &self.remote, &pages, PAGE, &options)
+            }
+            Kind::PerWr => {
+                let options = options.per_wr();
+                self.to_target.write_pages_with(&self.source, &pages, &self.remote, &pages, PAGE, &options)
+            }
+            Kind::Read => {
+                // The target's part has the content.
+                self.target.copy_in(part.start, &self.content[part.clone()]).unwrap();
+                self.source.copy_in(part.start, &vec![0; LEN]).unwrap();
+                let options = ReadOptions::new().deadline(DEADLINE);
+                self.to_target.read_pages_with(&self.source, &pages, &self.remote, &pages, PAGE, &options)
+            }
+            Kind::Back => self.to_initiator.write_pages_with(
+                &self.back_source,
+                &pages,
+                &self.back_remote,
+                &pages,
+                PAGE,
+                &options,
+            ),
+            Kind::Single => {
+                self.to_target.write_with(&self.source, part.clone(), &self.remote, part.start, &options)
+            }
+        };
+        Running { op: Some(op.unwrap()), kind, imm, part }
+    }
+
+    /// Runs one turn of both fabrics. If nothing happens, moves the clock to what happens next, but not beyond `limit`.
+    /// False if nothing happens until then.
+    fn turn(&self, limit: Time) -> bool {
+        let fabrics = || self.fabrics.iter().flatten();
+        if fabrics().map(|fabric| fabric.step().events).sum::<usize>() == 0 {
+            let due = fabrics().map(Fabric::due).fold(limit, Time::min);
+            if due >= limit {
+                self.clock.advance(limit.since(self.now()));
+                return false;
+            }
+            self.clock.advance(due.since(self.now()).max(Duration::from_nanos(1)));
+        }
+        true
+    }
+
+    /// The side that an operation of this kind writes to.
+    fn written(&self, kind: Kind) -> &Region {
+        match kind {
+            Kind::Read => &self.source,
+            Kind::Back => &self.back,
+            _ => &self.target,
+        }
+    }
+
+    /// Checks what an operation has moved, if it has succeeded, and lets the owner write over it.
+    fn check(&self, running: &Running, result: &multirail::Result<Outcome>) {
+        let region = self.written(running.kind);
+        if result.is_ok() {
+            let mut arrived = vec![0; LEN];
+            region.copy_out(running.part.start, &mut arrived).unwrap();
+            assert!(arrived == self.content[running.part.clone()], "wrong bytes: {:?}", running.kind);
+        }
+        region.copy_in(running.part.start, &[OVERWRITTEN; LEN]).unwrap();
+    }
+}
+
+/// The conditions of a seed: those of a p5's cards, with few or many of them.
+fn conditions(random: &mut fastrand::Rng) -> (u32, u32, LinkModel) {
+    let (devices, groups) = [(2, 1), (4, 1), (8, 2), (32, 8)][random.usize(..4)];
+    let link = LinkModel {
+        send_depth: Some(random.u32(2..=32)),
+        jitter: Duration::from_micros(random.u64(2..=50)),
+        half_one_in: random.bool().then(|| random.u32(2..=6)),
+        reorder: random.bool(),
+        late_after: Duration::from_micros(random.u64(1..=500)),
+        ..LinkModel::p5()
+    };
+    (devices, groups, link)
+}
+
+/// Runs the operations of one seed.
+fn run(fault: Fault, seed: u64, is_fenced: bool, tally: &mut Tally) {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let (devices, groups, link) = conditions(&mut random);
+    let number = random.u32(..devices);
+    let mut at = || Time::from_nanos(random.u64(..200_000));
+    let mut lost = vec![(number, at())];
+    if fault == Fault::TwoLost && devices > 2 {
+        lost.push(((number + 1) % devices, at()));
+    }
+    let mut initiator = LinkModel { lose_devices_at: lost.clone(), ..link.clone() };
+    let mut fence_takes = Duration::from_micros(random.u64(..=100));
+    match fault {
+        Fault::LostAndSlow => initiator.slow = Some(((number + 1) % devices, 10)),
+        Fault::FenceTakes(takes) => fence_takes = takes,
+        Fault::TargetKilledDuringFence | Fault::InitiatorKilledDuringFence => {
+            fence_takes = Duration::from_millis(1)
+        }
+        Fault::OneLost | Fault::TwoLost => {}
+    }
+    let target = LinkModel { fence_takes, ignores_fences: !is_fenced, ..link.clone() };
+    let mut hosts = Hosts::new(devices, groups, initiator, target, seed);
+    let one_imm = random.bool();
+    let mut running: Vec<_> = (0..OPS)
+        .map(|number| {
+            let kind = [
+                Kind::Pages,
+                Kind::Pages,
+                Kind::Pages,
+                Kind::Read,
+                Kind::Single,
+                Kind::PerWr,
+                Kind::Back,
+                Kind::Back,
+            ][random.usize(..8)];
+            let imm = (kind == Kind::PerWr || kind != Kind::Read && random.u8(..4) > 0)
+                .then(|| if one_imm { 0 } else { number as u32 });
+            hosts.start(number, kind, imm, &mut random)
+        })
+        .collect();
+    let kills_at = lost[0].1.after(Duration::from_micros(random.u64(..500)));
+    let mut results = Vec::new();
+    let deadline = Time::ZERO.after(DEADLINE * 4);
+    while results.len() < OPS {
+        let more = hosts.turn(deadline);
+        for running in &mut running {
+            let Some(op) = &mut running.op else { continue };
+            let Some(result) = op.try_result() else { continue };
+            running.op = None;
+            if matches!(&result, Err(error) if error.kind() == ErrorKind::DeadlineExceeded) {
+                assert!(hosts.now() >= Time::ZERO.after(DEADLINE));
+                // Bytes may move until the peer has no operation any more.
+                let peer = if running.kind == Kind::Back { &hosts.to_initiator } else { &hosts.to_target };
+                let mut drain = peer.drain().unwrap();
+                while pin!(&mut drain).poll(&mut Context::from_waker(Waker::noop())).is_pending() {
+                    assert!(hosts.turn(deadline), "a drain hangs");
+                }
+            }
+            hosts.check(running, &result);
+            match &result {
+                Ok(_) => tally.done += 1,
+                Err(error) if error.kind() == ErrorKind::DeviceLost => tally.lost += 1,
+                Err(_) => tally.other += 1,
+            }
+            results.push((running.imm, running.kind, result));
+        }
+        let is_killed = fault == Fault::TargetKilledDuringFence || fault == Fault::InitiatorKilledDuringFence;
+        if is_killed && hosts.now() >= kills_at {
+            // Those of the other side end by themselves.
+            let side = usize::from(fault == Fault::TargetKilledDuringFence);
+            drop(hosts.fabrics[side].take());
+            for running in running.iter_mut().filter(|running| running.op.is_some()) {
+                let mut op = running.op.take().unwrap();
+                let result = loop {
+                    if let Some(result) = op.try_result() {
+                        break result;
+                    }
+                    assert!(hosts.turn(deadline), "an operation hangs behind a kill");
+                };
+                let kind = result.as_ref().map_or_else(|error| error.kind(), |_| ErrorKind::Io);
+                assert!(
+                    [ErrorKind::PeerDied, ErrorKind::Closed, ErrorKind::DeviceLost, ErrorKind::Io]
+                        .contains(&kind)
+                );
+                hosts.check(running, &result);
+                tally.other += 1;
+                results.push((running.imm, running.kind, result));
+            }
+            break;
+        }
+        assert!(more || results.len() == OPS, "an operation hangs");
+    }
+    tally.replayed +=
+        hosts.fabrics.iter().flatten().flat_map(Fabric::counters).map(|rail| rail.replayed).sum::<u64>();
+    // Everything that is late arrives now.
+    let end = hosts.now().after(link.late_after + Duration::from_millis(1));
+    while hosts.turn(end) {}
+    for running in &running {
+        let mut now = vec![0; LEN];
+        hosts.written(running.kind).copy_out(running.part.start, &mut now).unwrap();
+        if now != [OVERWRITTEN; LEN] {
+            tally.landed_late += 1;
+            assert!(!is_fenced, "bytes landed after the operation had ended: {:?}", running.kind);
+        }
+    }
+    if hosts.fabrics.iter().all(Option::is_some) {
+        check_imms(&hosts, &results);
+    }
+}
+
+/// Each imm that was to come once has come once if its operation has succeeded, and not more often if it has failed.
+fn check_imms(hosts: &Hosts, results: &[(Option<u32>, Kind, multirail::Result<Outcome>)]) {
+    for (imm, is_back) in (0..OPS as u32).flat_map(|imm| [(imm, false), (imm, true)]) {
+        let of_imm =
+            || results.iter().filter(|(of, kind, _)| *of == Some(imm) && (*kind == Kind::Back) == is_back);
+        let requests = |kind| if kind == Kind::PerWr { u64::from(PAGES) } else { 1 };
+        let least: u64 =
+            of_imm().filter(|(.., result)| result.is_ok()).map(|(_, kind, _)| requests(*kind)).sum();
+        let most: u64 = of_imm().map(|(_, kind, _)| requests(*kind)).sum();
+        let peer = if is_back { &hosts.to_target } else { &hosts.to_initiator };
+        let count = peer.imm(imm).count();
+        assert!((least..=most).contains(&count), "imm {imm} came {count} times, not {least} to {most}");
+    }
+}
+
+/// Runs the seeds of a fault.
+fn run_seeds(fault: Fault, least_done: f64) -> Tally {
+    let number = |name: &str| std::env::var(name).ok().map(|value| value.parse::<u64>().expect(name));
+    let seeds = match number("MULTIRAIL_SEED") {
+        Some(seed) => seed..seed + 1,
+        None => 0..number("MULTIRAIL_SEEDS").unwrap_or(40),
+    };
+    let mut tally = Tally::default();
+    let count = seeds.end - seeds.start;
+    for seed in seeds {
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| run(fault, seed, true, &mut tally))) {
+            eprintln!("{fault:?}: seed {seed} failed; MULTIRAIL_SEED={seed} runs it alone");
+            std::panic::resume_unwind(panic);
+        }
+    }
+    println!("{fault:?}: {count} seeds, {tally:?}");
+    let all = tally.done + tally.lost + tally.other;
+    assert!(tally.done as f64 >= least_done * all as f64, "{tally:?}");
+    assert!(count < 10 || tally.replayed > 0 || least_done == 0.0, "nothing was replayed: {tally:?}");
+    tally
+}
+
+#[test]
+fn one_lost_device_costs_no_transfer() {
+    _ = run_seeds(Fault::OneLost, 0.9);
+}
+
+#[test]
+fn two_lost_devices_cost_no_transfer() {
+    _ = run_seeds(Fault::TwoLost, 0.8);
+}
+
+#[test]
+fn a_lost_device_beside_a_slow_one() {
+    _ = run_seeds(Fault::LostAndSlow, 0.9);
+}
+
+#[test]
+fn a_fence_that_takes_seconds() {
+    for seconds in [1, 5] {
+        _ = run_seeds(Fault::FenceTakes(Duration::from_secs(seconds)), 0.8);
+    }
+}
+
+/// Longer than the deadline.
+#[test]
+fn a_fence_that_takes_longer_than_the_deadline() {
+    let tally = run_seeds(Fault::FenceTakes(Duration::from_secs(30)), 0.0);
+    assert!(tally.other > 0, "{tally:?}");
+}
+
+#[test]
+fn the_target_is_killed_during_the_fence() {
+    _ = run_seeds(Fault::TargetKilledDuringFence, 0.0);
+}
+
+#[test]
+fn the_initiator_is_killed_during_the_fence() {
+    _ = run_seeds(Fault::InitiatorKilledDuringFence, 0.0);
+}
+
+/// The test of this test: if the target says that it has fenced a rail, and has not, bytes land after their operation.
+#[test]
+fn a_target_that_does_not_fence_is_found_out() {
+    let found_out = (0..50).find(|seed| {
+        let mut tally = Tally::default();
+        let caught = catch_unwind(AssertUnwindSafe(|| run(Fault::OneLost, *seed, false, &mut tally)));
+        caught.is_err() || tally.landed_late > 0
+    });
+    println!("found out by seed {found_out:?}");
+    assert!(found_out.is_some(), "no late byte and no second imm in 50 seeds");
+}

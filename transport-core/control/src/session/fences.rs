@@ -1,0 +1,55 @@
+//! Fences: a side whose device is lost asks the other one to let nothing arrive any more of what was posted there.
+
+use std::collections::HashMap;
+
+use multirail_spi::{Error, ErrorKind, FenceReply, FenceReport, Result};
+
+use crate::frame::Frame;
+use crate::session::close::CloseReason;
+
+/// The most fences of a peer that this side has not answered. A peer asks once for each pair of rails.
+const MAX_UNANSWERED: usize = 4096;
+
+/// The fences of one session.
+#[derive(Default)]
+pub(crate) struct Fences {
+    next_id: u64,
+    /// Those that the peer has not answered.
+    outstanding: HashMap<u64, FenceReply>,
+    /// The number of those of the peer that this side has not answered.
+    unanswered: usize,
+}
+
+impl Fences {
+    /// Adds a fence that the peer is asked for. Returns the frame to send.
+    pub fn request(&mut self, transport: String, pair: u16, reply: FenceReply) -> Frame {
+        let id = self.next_id;
+        self.next_id += 1;
+        self.outstanding.insert(id, reply);
+        Frame::Fence { id, transport, pair }
+    }
+
+    /// Takes the peer's answer.
+    pub fn fenced(&mut self, id: u64, report: Option<FenceReport>, reason: String) -> Result<()> {
+        let Some(reply) = self.outstanding.remove(&id) else {
+            let why = format!("the peer answered fence {id}, which is not outstanding");
+            return Err(Error::new(ErrorKind::Protocol, "control", why));
+        };
+        reply(report.ok_or_else(|| Error::new(ErrorKind::Unsupported, "fence", reason)));
+        Ok(())
+    }
+
+    /// Notes that the peer asks for a fence.
+    pub fn note_request(&mut self) -> std::result::Result<(), CloseReason> {
+        if self.unanswered >= MAX_UNANSWERED {
+            return Err(CloseReason::protocol_violation("the peer asks for more fences than it has rails"));
+        }
+        self.unanswered += 1;
+        Ok(())
+    }
+
+    /// Notes that this side has answered a fence.
+    pub fn note_answer(&mut self) {
+        self.unanswered -= 1;
+    }
+}

@@ -1,0 +1,154 @@
+//! Fences: what a lost device has posted is posted again over other rails only after the peer has made sure that nothing
+//! of it arrives any more.
+//!
+//! The engine that has lost the device sends a [`FenceRequest`] to the peer over the control connection. The peer's engine
+//! keeps it in `Fences` until the backend has shut the pair of rails ([`Connector::fence`](crate::spi::Connector::fence)),
+//! takes what has arrived before, and answers how many imms that were. From this number the asking engine finds out
+//! whether the imms that it had posted have arrived (`LostImms`).
+
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use crate::spi::{Domain, FenceReply, FenceReport, PeerSlot};
+use crate::{Control, EngineHandle, Error, ErrorKind, PeerId, Result, Time};
+
+/// Asks a peer to fence the pair of a rail whose device is lost. However the request ends, dropping it tells the engine.
+pub struct FenceRequest {
+    engine: Arc<EngineHandle>,
+    rail: usize,
+    link: u32,
+    peer: PeerId,
+    result: Option<Result<FenceReport>>,
+}
+
+impl FenceRequest {
+    pub(crate) fn new(engine: Arc<EngineHandle>, rail: usize, link: u32, peer: PeerId) -> Self {
+        Self { engine, rail, link, peer, result: None }
+    }
+
+    /// The rail of the engine whose device is lost.
+    pub fn rail(&self) -> usize {
+        self.rail
+    }
+
+    /// Gives the engine the peer's answer.
+    pub fn answer(mut self, result: Result<FenceReport>) {
+        self.result = Some(result);
+    }
+}
+
+impl Drop for FenceRequest {
+    fn drop(&mut self) {
+        let ended = || Error::new(ErrorKind::Closed, "fence", "the peer did not answer");
+        let result = self.result.take().unwrap_or_else(|| Err(ended()));
+        self.engine.control(Control::Fenced { rail: self.rail, link: self.link, peer: self.peer, result });
+    }
+}
+
+/// The shortest time between two questions to a backend whether it has finished a fence.
+const MIN_POLL: Duration = Duration::from_micros(50);
+
+/// The fences that peers have asked this side for, and that it has not answered.
+#[derive(Default)]
+pub(crate) struct Fences(Vec<Fence>);
+
+/// One of [`Fences`].
+pub(crate) struct Fence {
+    pub rail: usize,
+    pub link: u32,
+    pub slot: PeerSlot,
+    pub requested_at: Time,
+    pub reply: FenceReply,
+}
+
+impl Fences {
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    pub fn add(&mut self, fence: Fence) {
+        self.0.push(fence);
+    }
+
+    /// Removes the next fence that the backend has finished, with its result. `domain` is that of a rail.
+    pub fn next_ready<'a>(
+        &mut self,
+        domain: impl Fn(usize) -> &'a dyn Domain,
+    ) -> Option<(Fence, Result<()>)> {
+        for index in 0..self.0.len() {
+            let fence = &self.0[index];
+            if let Poll::Ready(result) = domain(fence.rail).connector().fence(fence.slot) {
+                return Some((self.0.swap_remove(index), result));
+            }
+        }
+        None
+    }
+
+    /// When to ask the backend again. No event tells that it has finished a fence.
+    pub fn due(&self, now: Time) -> Time {
+        let youngest = self.0.iter().map(|fence| fence.requested_at).max();
+        youngest.map_or(Time::NEVER, |requested_at| now.after(MIN_POLL.max(now.since(requested_at) / 8)))
+    }
+
+    /// Drops the fences for a peer that is gone.
+    pub fn remove_link(&mut self, link: u32) {
+        self.0.retain(|fence| fence.link != link);
+    }
+}
+
+/// Of the imms that a lost device had posted to a peer and that were not acknowledged: how many have arrived.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct LostImms {
+    pub unacknowledged: u64,
+    /// `None` if nobody can tell.
+    pub arrived: Option<u64>,
+}
+
+impl LostImms {
+    /// `sent` is how many imms this side has posted over the pair of rails, or `None` if one of them has failed: it may have
+    /// arrived. `report` is what the peer has counted.
+    pub fn new(unacknowledged: u64, sent: Option<u64>, report: Option<FenceReport>) -> Self {
+        let acknowledged = sent.and_then(|sent| sent.checked_sub(unacknowledged));
+        let arrived = report.zip(acknowledged).and_then(|(report, acknowledged)| {
+            report.imms.checked_sub(acknowledged).filter(|arrived| *arrived <= unacknowledged)
+        });
+        Self { unacknowledged, arrived }
+    }
+
+    /// Whether one of these imms has arrived; `None` if nobody can tell. `are_alike` says that the receiver cannot tell one
+    /// from another: then the first ones of those that are asked for have arrived.
+    pub fn take(&mut self, are_alike: bool) -> Option<bool> {
+        match self.arrived? {
+            0 => Some(false),
+            arrived if arrived == self.unacknowledged || are_alike => {
+                (self.unacknowledged, self.arrived) = (self.unacknowledged - 1, Some(arrived - 1));
+                Some(true)
+            }
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_tell_which_imms_have_arrived() {
+        let lost =
+            |unacknowledged, sent, imms| LostImms::new(unacknowledged, sent, Some(FenceReport { imms }));
+        let fates = |mut lost: LostImms, alike| [(); 3].map(|()| lost.take(alike));
+        assert_eq!(fates(lost(3, Some(10), 7), false), [Some(false); 3]);
+        assert_eq!(fates(lost(3, Some(10), 10), false), [Some(true); 3]);
+        // One of three has arrived, and nobody knows which.
+        assert_eq!(fates(lost(3, Some(10), 8), false), [None; 3]);
+        assert_eq!(fates(lost(3, Some(10), 8), true), [Some(true), Some(false), Some(false)]);
+        // The peer counts more or fewer than can be; a request had failed; the peer has not answered.
+        for unknown in [lost(3, Some(10), 11), lost(3, Some(10), 6), lost(3, Some(2), 2), lost(3, None, 10)] {
+            assert_eq!(fates(unknown, true), [None; 3]);
+        }
+        assert_eq!(fates(LostImms::new(3, Some(10), None), true), [None; 3]);
+    }
+}

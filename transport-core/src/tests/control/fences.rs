@@ -1,0 +1,107 @@
+//! Fences over the control connection.
+
+use crate::control::frame::{Cause, Frame};
+use crate::spi::FenceReport;
+use crate::tests::control::raw::Raw;
+use crate::tests::control::{listening, pair, wait};
+use crate::{ErrorKind, Fabric, Peer};
+
+fn fence(id: u64, pair: u16) -> Frame {
+    Frame::Fence { id, transport: "null".into(), pair }
+}
+
+/// A connected raw peer.
+fn raw() -> (Raw, Fabric, Peer) {
+    let (fabric, listener, address) = listening();
+    let mut raw = Raw::connect(&address);
+    raw.shake_hands();
+    let peer = wait(listener.accept()).unwrap();
+    (raw, fabric, peer)
+}
+
+#[test]
+fn each_fence_is_answered_with_its_number() {
+    let (mut raw, fabric, peer) = raw();
+    for id in [7, u64::MAX] {
+        raw.send(&fence(id, 0));
+        // The fabric is caller-driven: its engine answers in a step.
+        let answered = std::thread::scope(|scope| {
+            // This side stops sending over the pair, too, and asks for a fence on its part.
+            let answer = scope.spawn(|| {
+                loop {
+                    match raw.recv() {
+                        Some(Frame::Fence { .. }) => {}
+                        answer => break answer,
+                    }
+                }
+            });
+            while !answer.is_finished() {
+                fabric.step();
+            }
+            answer.join().unwrap()
+        });
+        // The backend of this test cannot fence.
+        match answered {
+            Some(Frame::Fenced { id: answered, report: None, reason }) => {
+                assert_eq!(answered, id);
+                assert!(reason.contains("cannot keep out"), "{reason}");
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    assert!(peer.is_alive());
+}
+
+#[test]
+fn a_fence_of_an_unknown_pair_ends_the_peer() {
+    let (mut raw, _fabric, peer) = raw();
+    raw.send(&fence(0, 1));
+    assert_eq!(wait(peer.closed()).kind(), ErrorKind::Protocol);
+    assert!(matches!(raw.recv(), Some(Frame::Refuse { cause: Cause::Protocol, .. })));
+}
+
+#[test]
+fn more_fences_than_rails_end_the_peer() {
+    let (mut raw, _fabric, peer) = raw();
+    // Nobody steps the fabric, so it answers none.
+    (0..5000).for_each(|id| raw.send(&fence(id, 0)));
+    let error = wait(peer.closed());
+    assert_eq!(error.kind(), ErrorKind::Protocol);
+    assert!(error.to_string().contains("more fences"), "{error}");
+}
+
+#[test]
+fn who_answers_a_fence_that_was_none_is_ended() {
+    let (mut raw, _fabric, peer) = raw();
+    raw.send(&Frame::Fenced { id: 0, report: Some(FenceReport { imms: 1 }), reason: String::new() });
+    assert_eq!(wait(peer.closed()).kind(), ErrorKind::Protocol);
+}
+
+#[test]
+fn the_answer_reaches_who_has_asked_and_an_end_drops_the_question() {
+    let ((client, there), (server, here)) = pair();
+    let (answers, answered) = std::sync::mpsc::channel();
+    let ask = |peer: &Peer| {
+        let answers = answers.clone();
+        peer.0.context.session.request_fence(
+            "null",
+            0,
+            Box::new(move |answer| answers.send(answer).unwrap()),
+        );
+    };
+    ask(&there);
+    let answer = loop {
+        server.step();
+        if let Ok(answer) = answered.try_recv() {
+            break answer;
+        }
+    };
+    assert_eq!(answer.unwrap_err().kind(), ErrorKind::Unsupported);
+    // The peer is gone before it answers.
+    ask(&here);
+    there.disconnect();
+    wait(here.closed());
+    drop(answers);
+    assert!(answered.recv_timeout(limit::HANG).is_err(), "the question has an answer");
+    client.step();
+}
