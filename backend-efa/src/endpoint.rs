@@ -73,8 +73,8 @@ pub(crate) struct EfaEndpoint {
     ///
     /// The reason is a fault of 1.17 (`rxr_cq_write_tx_error`): the provider removes a failed request from its list
     /// once for each packet of the request. This can put another request, which has ended, back on the list. If the
-    /// address of that request's peer were removed, the provider's progress would follow a null pointer. The backend
-    /// keeps the addresses that it knows to be at risk: those of the peers with failed requests. (1.17 also reports one
+    /// address of that request's peer were removed, the provider's progress would follow a null pointer. The backend cannot
+    /// tell which request that is, so this covers only the peers whose own requests have failed. (1.17 also reports one
     /// error for each packet. So the backend does not use the context of a failed request for a while:
     /// [`EfaEndpoint::retire`].)
     pub(crate) pinned_addresses: HashSet<PeerSlot>,
@@ -96,7 +96,7 @@ pub(crate) struct EfaEndpoint {
     /// Receives that the backend posts itself on cards where a write with an imm consumes a receive. The user's
     /// receives wait in here, and the backend copies the messages into them. `None` on other devices.
     pub(crate) internal_receives: Option<InternalReceives>,
-    /// Arrivals whose sender is no connected peer of `slots`. Newer slots may have it.
+    /// Arrivals whose sender is no connected peer of `slots`. A newer state of the slots may have the sender.
     pub(crate) unmatched: Vec<Arrival>,
 }
 

@@ -19,9 +19,10 @@ use crate::peers::{Destination, SlotView};
 
 /// How long requests to an aborted peer may take, for a provider that ends them when their endpoint is closed.
 const GRACE: Duration = Duration::from_secs(2);
-/// How long they may take over EFA's own protocols. There, closing an endpoint waits for requests, under a lock that
-/// the next endpoint needs (`efa_rdm_ep_wait_send`). After this time the card itself has failed them. Closing does not
-/// wait for requests that the provider never gave to the card, which never end (`EFA_RDM_OPE_QUEUED_BEFORE_HANDSHAKE`).
+/// How long they may take over EFA's own protocols. There, closing an endpoint waits for the requests that the card
+/// has, under a lock that the next endpoint needs (`efa_rdm_ep_wait_send`). After this time the card itself has failed them.
+/// Requests that the provider never gave to the card never end, but closing does not wait for those
+/// (`EFA_RDM_OPE_QUEUED_BEFORE_HANDSHAKE`).
 pub(crate) const EFA_GRACE: Duration = Duration::from_secs(30);
 /// The shortest time that the retiring endpoint stays open. Peers may have posted requests to it, and no event reports
 /// when these have ended. The time is a hundred times what a deep queue takes.

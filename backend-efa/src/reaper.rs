@@ -20,7 +20,7 @@ use crate::region::RegisteredRegion;
 /// How long the caller waits for a reaper. Closing takes milliseconds if no request is stuck.
 const LIMIT: Duration = Duration::from_secs(3);
 /// How long the caller waits while another endpoint of this process is overdue. So a process with 32 cards waits
-/// `LIMIT` only once.
+/// `LIMIT` only once. If the device itself is given up, the caller does not wait.
 const LIMIT_IF_OVERDUE: Duration = Duration::from_millis(100);
 
 /// The number of overdue endpoints of this process.

@@ -99,7 +99,7 @@ impl Copies {
         let host_reach = buffer.map_or(Reach::Driver, |buffer| buffer.reach(gpu.batches.copier().device()));
         let reach = if host_reach == Reach::Kernel { reach } else { Reach::Driver };
         gpu.batches.end_piece();
-        // SAFETY: by the caller; `reach` is `Kernel` only if the kernel reaches both ends.
+        // SAFETY: by the caller; `reach` is `Reach::Kernel` only if the GPU's copy kernel reaches both ends.
         unsafe { gpu.batches.add(std::iter::once((to as u64, from as u64, len)), reach) };
         gpu.open.push(tag);
         true

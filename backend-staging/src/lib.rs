@@ -28,9 +28,9 @@
 //!   serves the slot requests of peers.
 //! - `receives`: receives into staged memory; `wr_id`: the work requests that this crate posts by itself.
 //!
-//! Cost: 4 MiB of registered memory in each process for each connection of a rail. Each slot request and each response
-//! carries an imm that wakes the other process's worker (the *wake imm*). If the device cannot wake workers, they poll
-//! with naps, as they do without staging.
+//! Cost: 4 MiB of registered memory in each process for each connection of a rail. If both devices can wake their
+//! workers, each slot request and each response carries an imm that does so (the *wake imm*). Otherwise workers poll with
+//! naps, as they do without staging.
 #![deny(unsafe_code)]
 
 mod backend;

@@ -48,6 +48,8 @@ fn counters_are_published_with_labels_when_asked() {
             ("direct", rail.direct),
             ("direct_bytes", rail.direct_bytes),
             ("taken_over", rail.taken_over),
+            ("replayed", rail.replayed),
+            ("replayed_bytes", rail.replayed_bytes),
         ] {
             let key = (format!("multirail_rail_{name}_total"), rail.rail.to_string());
             assert_eq!(found[&key], DebugValue::Counter(value), "{key:?}");

@@ -98,6 +98,8 @@ class _RailCounters(TypedDict):
     direct: int
     direct_bytes: int
     taken_over: int
+    replayed: int
+    replayed_bytes: int
 
 @type_check_only
 class _Backend(TypedDict):

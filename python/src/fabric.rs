@@ -253,6 +253,8 @@ impl Fabric {
                 ("direct", rail.direct),
                 ("direct_bytes", rail.direct_bytes),
                 ("taken_over", rail.taken_over),
+                ("replayed", rail.replayed),
+                ("replayed_bytes", rail.replayed_bytes),
             ];
             numbers.into_iter().try_for_each(|(name, number)| row.set_item(name, number))?;
             Ok(row)

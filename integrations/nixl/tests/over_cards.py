@@ -3,7 +3,8 @@
     EFA_SIM_DEVICES=4 ci/efa-sim/run python3 over_cards.py         NIXL_PLUGIN_DIR names our plug-in
     EFA_SIM_DEVICES=4 EFA_SIM_FAULTS=die=2@500 ci/efa-sim/run python3 over_cards.py lost
 
-With `lost`, a card dies in the middle: the transfer must end with an error, as the library's own operations do.
+With `lost`, a card dies in the middle: the other cards move everything, or the transfer ends with an error if libfabric
+cannot keep out what the dead card has sent (1.17).
 """
 
 from __future__ import annotations
@@ -80,8 +81,8 @@ def initiator(loses_card: bool) -> None:
     started.stdin.close()
     started.wait(PATIENCE)
     if loses_card:
-        assert ended != "DONE", "a card was lost, and nothing was told of it"
-        print(f"a card was lost: {type(ended).__name__}: {ended}")
+        assert ended == "DONE" or type(ended).__name__ == "nixlBackendError", ended
+        print(f"a card was lost, and the transfers ended with {type(ended).__name__}: {ended}")
         return
     assert ended == "DONE", ended
     print(f"{TRANSFERS * PAGES * PAGE} bytes moved and verified in {seconds:.1f} s")

@@ -1,5 +1,7 @@
 //! Completing: the engine polls the endpoints, finds the operation, peer or receive that each event is about, and ends
-//! operations. Also what rails leave to others: those that are lost, taken out of service, or far behind.
+//! operations. It also moves pieces away from rails that are lost, taken out of service, or far behind.
+
+// Over 800 lines: the third file of one type's methods.
 
 use std::sync::Arc;
 
@@ -173,7 +175,7 @@ impl Engine {
                 let peer = sender.map_or(0, peer_number);
                 self.record(TraceEvent::Message { rail: self.rail_number(rail), peer, bytes: len });
                 let state = self.links[link as usize].as_mut();
-                // Otherwise the message counts when its buffer is free again.
+                // In an engine for notifications, a message counts when its buffer is free again.
                 if !self.handle.for_notifications
                     && state.is_some_and(|state| state.count_arrival(ArrivalKind::Message))
                 {
@@ -595,7 +597,7 @@ impl Engine {
         let Some(Some(state)) = self.links.get(link as usize) else { return };
         let in_use = self.active.iter().flatten().any(|active| active.link == link);
         if state.has_failed && state.all_slots().next().is_none() && !in_use {
-            // One engine frees the share, for all engines of the transport.
+            // One engine, for all of the transport, frees the peer's part of the completion queue.
             if self.handle.first_rail == 0 {
                 self.handle.receiver_credits.close(state.peer.id);
             }
@@ -655,8 +657,8 @@ impl Engine {
         tracing::info!(transport = %self.handle.label, %device, "the device is taken {change} service");
     }
 
-    /// If no rail in service reaches an operation any more, lets retired rails post what was handed over, also from lost
-    /// rails. If none is left, the operation fails.
+    /// If no rail in service reaches an operation any more, its pieces that wait for a rail go to retired ones. If every rail
+    /// that reaches it is lost, it fails.
     #[cold]
     fn settle_handed_over(&mut self, op: u32) {
         let Some(active) = &mut self.active[op as usize] else { return };
@@ -675,13 +677,14 @@ impl Engine {
         }
     }
 
-    /// Hands the pieces that an operation has not posted on a rail to other rails. Returns false if there are none, or if
-    /// no rail in service can take them.
+    /// Hands the pieces that an operation has not posted on a rail to other rails. Returns false if there are none, or if no
+    /// rail can take them: one in service or, if `rail` is lost, a retired one.
     #[cold]
     fn hand_over(&mut self, op: u32, rail: usize) -> bool {
         let Some(active) = &mut self.active[op as usize] else { return false };
         let (link, is_lost) = (active.link, self.rails[rail].lost.is_some());
-        // A paused link may stay so. What a lost rail has not posted, retired ones carry if need be.
+        // A rail on which the link is paused takes nothing: it may stay paused for ever. Retired rails take what a lost one
+        // leaves.
         let takes = |other: usize| {
             let other = &self.rails[other];
             !other.queue.is_paused(link) && (other.is_in_service() || is_lost && other.lost.is_none())
@@ -704,8 +707,8 @@ impl Engine {
         }
     }
 
-    /// Lets rails take over pieces of others: what was handed over, and, if nothing else waits on a rail, what a rail that
-    /// is far behind has not posted. Returns how often a rail took some: it posts them in this step.
+    /// Gives pieces that wait for a rail to those that may take them. An idle rail also takes pieces of a rail that is far
+    /// behind. Returns how often a rail took some: it posts them in this step.
     #[cold]
     pub(super) fn take_over_pieces(&mut self) -> usize {
         self.may_take_over = false;

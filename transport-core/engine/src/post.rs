@@ -188,7 +188,7 @@ impl Engine {
     }
 
     /// Splits the pieces over the rails. `bytes` is their sum. Returns the number of pieces and, if there is only one piece
-    /// and it is no list's, its rail.
+    /// and the operation is no list, its rail.
     fn split_over_rails(
         &mut self,
         work: &Work,
@@ -240,9 +240,9 @@ impl Engine {
     ) -> Option<PostedAtOnce> {
         let this = &mut self.rails[rail];
         let piece = share.next;
-        // The send window counts a request by its cost: its bytes, or `min_cost` if that is more. The window counts as
-        // at least twice the cost of this request, and of a request of the oldest run in flight: one large request in
-        // flight never keeps the next one from being posted.
+        // The send window counts a request by its cost: its bytes, or `min_cost` if that is more. The window is at least
+        // twice the larger of two costs: of this request, and of a request of the oldest run in flight. So one large request
+        // in flight never keeps the next one from being posted.
         let cost = this.window.cost(work.shape.piece_bytes().min(work.shape.bytes()));
         let has_room = this.free_send_slots() > 0
             && this.window.has_room(this.inflight.cost_in_flight(), this.inflight.oldest_cost(), cost);
@@ -336,8 +336,8 @@ impl Engine {
 
     // ---- batches ----
 
-    /// Posts one batch per rail. Returns two numbers: that of accepted requests, and that of rails with untried
-    /// operations. After an endpoint has refused a whole batch, the operations that the engine has not offered since
+    /// Posts one batch per rail. Returns two numbers: that of accepted requests, and that of reasons not to sleep, which are
+    /// rails with untried operations and rails that have taken over pieces. After an endpoint has refused a whole batch, the operations that the engine has not offered since
     /// then are untried: other peers may accept them. The worker must not sleep before the engine has tried all.
     #[inline]
     pub(super) fn post(&mut self) -> (usize, usize) {
@@ -632,7 +632,7 @@ impl Engine {
         }
     }
 
-    /// Queues the operations of a link again that wait for credit.
+    /// Puts the operations of a link that wait for credit back into the rails' queues.
     fn retry_waiting(&mut self, link: u32) {
         // Queueing an operation adds nothing to this list. Popping keeps the list's memory.
         while let Some(Some(state)) = self.links.get_mut(link as usize)
@@ -693,7 +693,7 @@ impl Engine {
         }
     }
 
-    /// Queues the operations again that wait for credit: the peer has granted more, or another engine or a thread on
+    /// Puts the operations that wait for credit back into the rails' queues: the peer has granted more, or another engine or a thread on
     /// the direct path has given credit back.
     pub(super) fn on_grant_received(&mut self, link: u32) {
         let Some(Some(state)) = self.links.get(link as usize) else { return };
@@ -702,7 +702,7 @@ impl Engine {
         self.retry_waiting(link);
     }
 
-    /// Renews a peer's grant by the arrivals that this engine has polled since the last grant.
+    /// Reports the arrivals that this engine has polled since a peer's last grant, and grants the peer more.
     #[cold]
     pub(super) fn renew_grant(&mut self, link: u32) {
         let Some(Some(state)) = self.links.get_mut(link as usize) else { return };

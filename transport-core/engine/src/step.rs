@@ -46,7 +46,8 @@ const STALL_CHECKS: u32 = 8;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct StepReport {
-    /// Commands taken, requests posted and events handled.
+    /// How much the step has done: commands taken, requests posted, events handled, and what else has ended or begun. If it
+    /// is 0, nothing has happened, and a worker may sleep.
     pub events: usize,
     /// Requests posted.
     pub posted: usize,
@@ -453,7 +454,7 @@ impl Engine {
     }
 
     fn cancel(&mut self, id: OpId) {
-        // No operation receives notifications, and there are many posted receives to search.
+        // In an engine for notifications no operation is a receive, so its many posted receives need not be searched.
         let may_receive = !self.handle.for_notifications;
         if !self.handle.table.is_under_way(id)
             || may_receive && self.receives.cancel(id, &mut self.rails, &self.handle)
@@ -469,8 +470,8 @@ impl Engine {
         }
     }
 
-    /// Activates an operation that is still queued, and those before it: controls overtake submissions, and one that
-    /// concerns the operation would be lost.
+    /// Activates an operation that is still queued, and those before it. Controls overtake submissions: a control for an
+    /// operation that is still queued would find nothing.
     fn activate_queued(&mut self, id: OpId) {
         while !self.active[id.index as usize].as_ref().is_some_and(|active| active.id == id) {
             let Some(submission) = self.handle.submissions.pop() else { break };
@@ -500,8 +501,8 @@ impl Engine {
         }
     }
 
-    /// Activates the operations that are queued. Controls overtake submissions: one that concerns all operations that were
-    /// submitted before it calls this.
+    /// Activates the operations that are queued. Controls overtake submissions, so the handler of a control that concerns all
+    /// earlier operations calls this first.
     pub(super) fn activate_submitted(&mut self) {
         for _ in 0..self.handle.submissions.len() {
             let Some(submission) = self.handle.submissions.pop() else { break };

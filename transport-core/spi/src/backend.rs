@@ -68,8 +68,8 @@ pub struct DomainSetup {
     pub worker_sleeps: bool,
 }
 
-/// When bytes may go through a staging buffer: the initiator writes them into a buffer of the target, and the target's
-/// worker copies them to where they belong. Staging costs a second copy, and the time of that worker.
+/// When bytes may go through staging buffers of either process, whose workers copy them from or to the memory. Staging costs
+/// a second copy, and the time of these workers.
 ///
 /// Both processes must allow it. `RemoteRegion::path` says which path an import takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -50,7 +50,7 @@ pub enum Progress {
 pub enum AbortScope {
     /// The queue pairs of one peer. Other peers are not affected.
     Peer,
-    /// The endpoint. The requests to other peers are posted again, or fail.
+    /// The endpoint. The requests to other peers have some time to end; those that do not end fail.
     Endpoint,
 }
 
@@ -62,9 +62,9 @@ pub enum Revocation {
     Checked,
     /// The device refuses the key once the region is deregistered, and may give the same key to a later region.
     DeviceKey,
-    /// The target refuses the key from then on. But it finishes writes that it has begun to receive, and does not
-    /// report when: bytes may land late. `Region::revoke` fails with `Unsupported` if a connected peer could have sent
-    /// some.
+    /// From the revocation on, the target refuses the key. But it finishes writes that it has begun to receive, and does not
+    /// report when: bytes may land late. `Region::revoke` fails with `Unsupported` if a connected peer could have written
+    /// to the region.
     Late,
 }
 
@@ -88,8 +88,8 @@ pub enum DeliveredCost {
 pub enum DeliveredScope {
     /// All arrivals.
     Target,
-    /// Arrivals over the same two devices. The target may see an arrival over other devices before the bytes, until
-    /// a flush over the two devices has completed (see [`WorkRequest::len`](crate::WorkRequest::len)).
+    /// Only arrivals over the same pair of devices, the sender's and the target's, that carried the bytes. The target may see
+    /// an arrival over other devices before the bytes, until a flush over that pair has completed (see [`WorkRequest::len`](crate::WorkRequest::len)).
     Device,
 }
 
@@ -101,8 +101,8 @@ pub struct Capabilities {
     pub operations: Operations,
     /// The path of requests that address no region: messages, and imms without bytes.
     pub path: Paths,
-    /// The operations among them that software carries out, here or at the peer. They are slow, and may need the peer's
-    /// processor.
+    /// Those of `operations` that the device cannot do itself, so that its library carries them out by messages. They are
+    /// slow, and need the peer's processor.
     pub emulated: Operations,
     /// The bytes of immediate data: 0 or 4.
     pub imm_bytes: u8,
@@ -134,7 +134,7 @@ pub struct Capabilities {
     /// The most requests per second, whatever their size, where that is known.
     pub requests_per_s: Option<u64>,
     /// The time from posting a small request on an idle line to its completion. An estimate that is too long does less
-    /// harm than one that is too short. With `Progress::Auto`, the engine posts at most as many bytes as the line
+    /// harm than one that is too short. With `Progress::Auto` and a known line rate, the send window begins with what the line
     /// carries in two round trips.
     pub round_trip: Duration,
     /// The number of arrivals (imms and messages) for which the completion queue has room, beside the completions of

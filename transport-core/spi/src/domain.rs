@@ -93,8 +93,8 @@ pub trait Connector: Send + Sync {
         Err(Error::new(ErrorKind::Protocol, "renew a connection", "this backend's endpoints do not change"))
     }
 
-    /// Takes the peer's answer to the offer of [`Connector::next_offer`]. The answer is not trusted. The default is for
-    /// a backend whose answers are offers.
+    /// Takes the peer's answer to the offer of [`Connector::next_offer`]. The answer is not trusted. The default suits
+    /// a backend whose answers are always offers.
     fn finish_renewal(&self, slot: PeerSlot, answer: &[u8]) -> Result<()> {
         self.renew(slot, answer).map(drop)
     }
@@ -113,8 +113,8 @@ pub trait Connector: Send + Sync {
     }
 
     /// Ends the connection. The endpoint reports [`Event::PeerGone`](crate::Event::PeerGone) after the slot's last
-    /// request has ended. The backend may reuse the slot from the poll on that follows the one that returned the event:
-    /// by then the engine has acted on it.
+    /// request has ended. One poll returns the event; the backend may reuse the slot from the next poll on, because
+    /// the engine has acted on the event by then.
     fn disconnect(&self, slot: PeerSlot);
 }
 
@@ -180,7 +180,7 @@ pub trait RemoteMemory: Send + Sync + Any {
     /// fail. Does nothing by default.
     fn warm_up(&self) {}
 
-    /// Returns true if requests to neighbouring ranges of the region cost less one after the other. Then the entries
+    /// Returns true if requests to neighbouring ranges of the region are cheaper directly after each other. Then the entries
     /// of a list are posted in the order of their remote addresses, which takes some 50 ns an entry to plan.
     fn prefers_ascending(&self) -> bool {
         false

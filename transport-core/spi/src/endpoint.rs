@@ -15,7 +15,9 @@ pub struct EndpointConfig {
 
 /// The queues of a domain, owned by one thread.
 ///
-/// Dropping an endpoint stops all requests that were posted to it: the device touches none of their memory after that.
+/// After the drop of an endpoint, the device touches no memory of the requests that were posted to it. If the device's
+/// library has not closed the endpoint by then, the backend keeps that memory alive until it has
+/// ([`Domain::unclosed_endpoints`](crate::Domain::unclosed_endpoints)).
 pub trait Endpoint: Send {
     /// Posts a batch under one doorbell, in order.
     ///

@@ -248,7 +248,6 @@ mod tests {
         assert_eq!(error.kind(), ErrorKind::Unreachable);
         let source = std::error::Error::source(&error).unwrap();
         assert!(source.is::<std::io::Error>(), "{source}");
-        // A program that prints the chain of causes prints no sentence twice.
         assert_ne!(source.to_string(), error.to_string());
     }
 }

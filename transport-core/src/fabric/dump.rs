@@ -93,6 +93,8 @@ impl Fabric {
             counter!("multirail_rail_direct_total", &labels).absolute(rail.direct);
             counter!("multirail_rail_direct_bytes_total", &labels).absolute(rail.direct_bytes);
             counter!("multirail_rail_taken_over_total", &labels).absolute(rail.taken_over);
+            counter!("multirail_rail_replayed_total", &labels).absolute(rail.replayed);
+            counter!("multirail_rail_replayed_bytes_total", &labels).absolute(rail.replayed_bytes);
         }
         gauge!("multirail_peers").set(lock(&self.0.peers).len() as f64);
     }

@@ -14,8 +14,8 @@ use crate::spi::{Batch, WorkKind, WorkRequest};
 use crate::trace::GrantOf;
 use crate::{Error, Time, Trigger};
 
-/// A rail is far behind only if it is slower by the part 1 / `FAR_BEHIND`, or if that part of its pieces is left. Rails of
-/// one speed end closer together, and pieces should not change their rail then.
+/// A rail is far behind if it has posted less than 7/8 of what another one has, or if 1/8 of its pieces is left. Rails of one
+/// speed end closer together, and pieces should not change their rail then.
 const FAR_BEHIND: u32 = 8;
 
 /// What the engine posts for an operation.
@@ -72,7 +72,7 @@ pub(crate) struct ActiveOp {
     /// Whether `Engine::stop` has stopped the operation, for a cancel or for a revoked region. If the operation is not
     /// over at its deadline, the engine aborts the link.
     pub stopped: bool,
-    /// Whether the deadline has passed. The waiter has its error by then.
+    /// Whether the engine has told the waiter that the deadline has passed.
     pub expired: bool,
     /// Whether the engine has aborted the link for this operation.
     pub aborted: bool,
@@ -87,7 +87,7 @@ pub(crate) struct ActiveRail {
     pub bytes: u64,
     /// The next piece to post.
     pub next: u32,
-    /// The segment of the run that is posted, or of the last one, if the operation is a list.
+    /// For a list: the segment of the run that is being posted, or of the last one.
     pub segment: u32,
     /// Whether the operation is in the rail's queue. Also true while its pieces are handed over, so that
     /// `Engine::queue` passes over them.
@@ -164,7 +164,8 @@ impl ActiveRail {
         self.range.end - self.next
     }
 
-    /// Whether requests of the operation are or will be posted on the rail, or were.
+    /// Whether requests of the operation are or will be posted on the rail, or were. The drain of a retired rail waits for
+    /// such operations.
     pub fn is_awaited(&self) -> bool {
         self.is_used() && !(self.is_handed_over && self.posted() == 0)
     }
@@ -193,9 +194,8 @@ impl ActiveOp {
         self.rails.iter().zip(rails).any(|(share, rail)| share.usable() && counts(rail))
     }
 
-    /// Hands the pieces that are not posted on `rail` to the rails that `takes` is true for. Those that have posted all of
-    /// their own pieces get theirs by [`ActiveOp::take_over`] in the next step, and the others when they have. Returns
-    /// false if nothing can be handed over.
+    /// Hands the pieces that are not posted on `rail` to the rails that `takes` is true for. Each of them takes its part by
+    /// [`ActiveOp::take_over`], as soon as it has posted its own pieces. Returns false if nothing can be handed over.
     #[cold]
     pub fn hand_over(&mut self, rail: usize, takes: impl Fn(usize) -> bool) -> bool {
         let is_taker = |other: usize| other != rail && self.rails[other].usable() && takes(other);
@@ -255,9 +255,9 @@ impl ActiveOp {
         taken.len()
     }
 
-    /// Lets `rail`, which has posted all of its pieces, take pieces of the rail that has most left: those that are handed
-    /// over, or half of them if that rail is far behind. `margin` is how many bytes rails of the same speed may be apart.
-    /// Returns how many it took.
+    /// Lets `rail`, which has posted all of its pieces, take pieces of another one. If a rail has pieces that are handed over,
+    /// it takes an even part of them. Otherwise it takes half of what the rail with most left has, if that rail is far behind.
+    /// `margin` is how many bytes rails of the same speed may be apart. Returns how many it took.
     #[cold]
     pub fn take_over(&mut self, rail: usize, margin: impl Fn(usize) -> u64) -> u32 {
         let share = &self.rails[rail];
@@ -271,11 +271,11 @@ impl ActiveOp {
         let left = share.left();
         let mean = (self.bytes / u64::from(self.work.pieces.len().max(1))).max(1);
         let bytes = |pieces: u32| u64::from(pieces) * mean;
-        // Both have posted since the operation began.
+        // Both rails began with the operation, so what they have posted shows their speeds.
         let is_slower = bytes(posted.saturating_sub(share.posted())) >= margin(from)
             && u64::from(share.posted()) * u64::from(FAR_BEHIND)
                 < u64::from(posted) * u64::from(FAR_BEHIND - 1);
-        // It may have taken over more than the others.
+        // A rail that has taken over pieces may have more left, although it is not slower.
         let has_more = bytes(left) >= margin(from) && left >= share.range.len() / FAR_BEHIND;
         let count = if share.is_handed_over {
             // The others take theirs when they have posted what they have.
@@ -439,14 +439,14 @@ impl ActiveOp {
 
     /// Takes credit for up to `wanted` requests. Returns the number of requests it was enough for.
     pub fn take_credit(&self, group: GroupIndex, link: &mut LinkState, wanted: u32) -> u32 {
-        // All engines of the transport share the byte window evenly.
+        // All engines of the transport share the granted bytes evenly.
         let engines = self.peer.links_of(self.peer.links[group].engine.transport).len() as u64;
-        let (window, piece) = (self.credit(group).bytes().div_ceil(engines), self.piece_bytes());
+        let (granted, piece) = (self.credit(group).bytes().div_ceil(engines), self.piece_bytes());
         let fit = match piece {
             0 => u64::MAX,
-            // One request always fits, however large: the window does not limit the size of a request.
-            _ if link.posted_bytes == 0 && window > 0 => (window / piece).max(1),
-            _ => window.saturating_sub(link.posted_bytes) / piece,
+            // One request always fits, however large: a grant does not limit the size of a request.
+            _ if link.posted_bytes == 0 && granted > 0 => (granted / piece).max(1),
+            _ => granted.saturating_sub(link.posted_bytes) / piece,
         };
         let wanted = wanted.min(u32::try_from(fit).unwrap_or(u32::MAX));
         let taken = self.credit_counter(group).map_or(wanted, |counter| counter.take(wanted));

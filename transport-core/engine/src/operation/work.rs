@@ -76,7 +76,7 @@ impl Work {
         self.remote.as_ref().is_none_or(|remote| remote.imports[rail].is_some())
     }
 
-    /// Checks that neither region was revoked, and that the peer may still do this with the remote region.
+    /// Checks that no region of the work was revoked, and that the peer's regions still allow this side's access.
     ///
     /// # Errors
     /// `Revoked`, `RemoteAccess`.
@@ -277,7 +277,7 @@ pub struct SharedState {
 pub type OnEnd = Box<dyn FnOnce(bool) + Send + Sync>;
 
 impl SharedState {
-    /// The state of an operation that so many engines share.
+    /// The state of an operation that `engines` engines share.
     pub fn new(engines: u32, on_end: Option<OnEnd>) -> Self {
         Self { undelivered: AtomicU32::new(engines), failed: AtomicBool::new(false), on_end }
     }
@@ -289,7 +289,8 @@ impl SharedState {
     }
 }
 
-/// The engines hold the state by the work of their shares, and drop that when nothing of a share is posted any more.
+/// The `Work` of each engine holds the state. An engine drops its `Work` once none of its requests is outstanding, so this runs
+/// after the last engine.
 impl Drop for SharedState {
     fn drop(&mut self) {
         if let Some(on_end) = self.on_end.take() {

@@ -68,8 +68,8 @@ pub struct RailCounters {
     /// Work requests that another rail should have posted: it was far behind, or out of service.
     #[serde(default)]
     pub taken_over: u64,
-    /// Work requests that were posted on the rail before its device was lost, and that other rails posted again: the peer
-    /// had confirmed that none of them can arrive any more.
+    /// Work requests that were posted on the rail before its device or the peer's was lost, and that other rails posted
+    /// again: the peer had confirmed that none of them can arrive any more.
     #[serde(default)]
     pub replayed: u64,
     /// Payload bytes of these requests.

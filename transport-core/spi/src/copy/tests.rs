@@ -85,7 +85,7 @@ fn every_alignment() {
 #[test]
 #[cfg_attr(miri, ignore = "millions of interpreted bytes")]
 fn big_sizes() {
-    // Sizes below and above every threshold: prefetching from 32 KiB, parts from 16, 64 and 256 KiB.
+    // Sizes below and above every threshold: prefetching from 32 KiB, parts from 16, 64 and 256 KiB and 1 MiB.
     let sizes = [
         (4 << 10) - 1,
         4 << 10,

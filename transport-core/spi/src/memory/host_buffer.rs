@@ -194,7 +194,7 @@ mod platform {
 
         pub fn private(len: usize) -> std::io::Result<Self> {
             let layout = Layout::from_size_align(len, 4096).map_err(std::io::Error::other)?;
-            // SAFETY: the layout is not empty: `HostBuffer::new` refuses zero bytes.
+            // SAFETY: the layout is not empty: `HostBuffer::mapped` refuses zero bytes.
             let start = unsafe { alloc_zeroed(layout) };
             Ok(Self { start: NonNull::new(start).unwrap_or_else(|| handle_alloc_error(layout)), layout })
         }
@@ -211,7 +211,7 @@ mod platform {
 
     impl Drop for Pages {
         fn drop(&mut self) {
-            // SAFETY: allocated by `new` with this layout.
+            // SAFETY: allocated by `private` with this layout.
             unsafe { dealloc(self.start.as_ptr(), self.layout) };
         }
     }
