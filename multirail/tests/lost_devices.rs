@@ -250,7 +250,7 @@ fn run(fault: Fault, seed: u64, is_fenced: bool, tally: &mut Tally) {
                 Kind::Back,
             ][random.usize(..8)];
             let imm = (kind == Kind::PerWr || kind != Kind::Read && random.u8(..4) > 0)
-                .then(|| if one_imm { 0 } else { number as u32 });
+                .then_some(if one_imm { 0 } else { number as u32 });
             hosts.start(number, kind, imm, &mut random)
         })
         .collect();
