@@ -82,7 +82,7 @@ impl Engine {
                 // `Event::DeviceLost` follows, and is about all requests of the rail.
                 Event::Failed { status, .. } if status.kind == ErrorKind::DeviceLost => {}
                 Event::Failed { id, status } => {
-                    self.acknowledge(rail, id, 1, Some(status));
+                    self.on_failed(rail, id, status);
                 }
                 Event::FailedUnconfirmed { id, peer, status } => {
                     self.on_unconfirmed_failure(rail, id, peer, status)
@@ -106,13 +106,18 @@ impl Engine {
     #[inline]
     fn acknowledge(&mut self, rail: usize, id: u64, count: u32, failed: Option<Status>) {
         self.hash_event(HashedEvent::Acknowledged, id);
-        if failed.is_some() && self.keep_lost(rail, id) {
-            return;
-        }
         let inflight = &mut self.rails[rail].inflight;
         match inflight.acknowledge(id, count).or_else(|| self.acknowledge_evicted(rail, id, count)) {
             Some((op, pieces)) => self.on_pieces_ended(rail, op, pieces, failed),
             None => tracing::error!(rail, id, "ignored the completion of a request that is not outstanding"),
+        }
+    }
+
+    /// Handles the failure of a request of this engine.
+    #[cold]
+    fn on_failed(&mut self, rail: usize, id: u64, status: Status) {
+        if !self.keep_lost(rail, id) {
+            self.acknowledge(rail, id, 1, Some(status));
         }
     }
 
@@ -128,6 +133,9 @@ impl Engine {
         Some((op, pieces))
     }
 
+    /// Counts pieces of an operation as ended, all of one run or all of a broken path. Always inlined into
+    /// [`Engine::acknowledge`]; the other callers are rare.
+    #[inline(always)]
     fn on_pieces_ended(&mut self, rail: usize, op: u32, pieces: u32, failed: Option<Status>) {
         let now = self.now();
         let Some(active) = &mut self.active[op as usize] else { return };
@@ -542,7 +550,7 @@ impl Engine {
         }
         let (resolved, probe_again) = self.unconfirmed_failures.on_answer(link);
         for failure in resolved {
-            self.acknowledge(failure.rail, failure.id, 1, Some(failure.status));
+            self.on_failed(failure.rail, failure.id, failure.status);
         }
         if probe_again {
             self.probe(link);
