@@ -18,7 +18,7 @@ use crate::domain::DomainState;
 use crate::endpoint_replacement::{RetiringEndpoint, grace};
 use crate::fabric_endpoint::{EndpointGuard, FabricEndpoint, Queues};
 use crate::internal_receives::InternalReceives;
-use crate::peers::{Destination, SlotView};
+use crate::peers::{Destination, FencedSlot, SlotView};
 use crate::reaper;
 use crate::status::{ErrorText, card_error, kind, provider_text, status};
 use crate::submit::{PostConfig, submit};
@@ -86,8 +86,10 @@ pub(crate) struct EfaEndpoint {
     pub(crate) last_error: ErrorText,
     /// The buffer into which completions are read. Taken out while it is in use.
     pub(crate) entries: Option<Box<Entries>>,
-    /// The slots that are fenced, each with the newest libfabric endpoint that its peer may have sent to.
-    pub(crate) fences: Vec<(PeerSlot, u32)>,
+    /// The slots whose peers have lost their device.
+    pub(crate) fences: Vec<FencedSlot>,
+    /// Whether a fence needs another libfabric endpoint.
+    pub(crate) is_fence_due: bool,
     /// Whether the device is lost. If it is a card, the next poll reports that. The requests of a software provider
     /// fail one by one.
     pub(crate) is_lost: bool,
@@ -130,6 +132,7 @@ impl EfaEndpoint {
             polls_until_event_check: 0,
             last_error: ErrorText::default(),
             fences: Vec::new(),
+            is_fence_due: false,
             is_lost: false,
             entries: Some(Box::new(Entries::new())),
             events: changed.into_iter().collect(),
@@ -146,6 +149,10 @@ impl EfaEndpoint {
             self.outstanding.resize(self.slots.len(), 0);
             let leaving = (0_u32..).zip(&self.slots).filter(|(_, slot)| **slot == SlotView::Leaving);
             self.leaving = leaving.map(|(index, _)| PeerSlot(index)).collect();
+            let newest = self.endpoint.as_ref().map(|endpoint| endpoint.number);
+            let is_due =
+                |fence: &FencedSlot| !fence.is_refused && newest.is_some_and(|newest| newest <= fence.last);
+            self.is_fence_due = self.fences.iter().any(is_due);
         }
     }
 
@@ -340,10 +347,8 @@ impl EfaEndpoint {
         let (number, peers) = (endpoint.number, &self.domain.peers);
         let left_open = reaper::stays_open(&endpoint, may_have_requests);
         let is_closed = reaper::close(&self.domain, endpoint, may_have_requests);
-        match is_closed {
-            true if left_open => peers.endpoint_left_open(number),
-            true => peers.endpoint_closed(number),
-            false => {}
+        if left_open {
+            peers.endpoint_left_open(number);
         }
         is_closed
     }
@@ -451,7 +456,7 @@ impl Endpoint for EfaEndpoint {
             self.poll_endpoint(&mut endpoint, into);
             self.endpoint = Some(endpoint);
         }
-        if self.retiring.is_some() || !self.aborted.is_empty() || !self.fences.is_empty() {
+        if self.retiring.is_some() || !self.aborted.is_empty() || self.is_fence_due {
             self.advance_replacement(into);
         }
         if !self.unmatched.is_empty() {
@@ -514,6 +519,10 @@ impl Endpoint for EfaEndpoint {
             let until = self.domain.setup.clock.now().after(grace(&self.domain.device.info));
             self.aborted.push((peer, until));
         }
+    }
+
+    fn is_lost(&self) -> bool {
+        self.is_lost
     }
 
     fn cancel_recv(&mut self, id: u64) -> bool {

@@ -24,8 +24,8 @@ const GRACE: Duration = Duration::from_secs(2);
 /// Requests that the provider never gave to the card never end, but closing does not wait for those
 /// (`EFA_RDM_OPE_QUEUED_BEFORE_HANDSHAKE`).
 pub(crate) const EFA_GRACE: Duration = Duration::from_secs(30);
-/// The shortest time that the retiring endpoint stays open. Peers may have posted requests to it, and no event reports
-/// when these have ended. The time is a hundred times what a deep queue takes.
+/// How long the retiring endpoint stays open after the last peer has confirmed the new address. Peers may have posted requests
+/// to it, and no event reports when these have ended. The time is a hundred times what a deep queue takes.
 const MIN_RETIREMENT: Duration = Duration::from_millis(500);
 /// The longest time that the retiring endpoint stays open for other peers: for requests to them, and until they confirm
 /// the new address.
@@ -40,23 +40,30 @@ pub(crate) fn grace(info: &Info) -> Duration {
 pub(crate) struct RetiringEndpoint {
     pub(crate) endpoint: Box<FabricEndpoint>,
     since: Time,
+    /// Since when no other peer needs it. The time begins anew if one does.
+    unused_since: Option<Time>,
 }
 
 impl EfaEndpoint {
     /// Continues the replacement, or begins one if requests to an aborted peer have not ended in time.
     #[cold]
     pub(crate) fn advance_replacement(&mut self, into: &mut Completions) {
+        let mut is_read = true;
         if let Some(mut retiring) = self.retiring.take() {
             self.poll_endpoint(&mut retiring.endpoint, into);
+            // Otherwise it may have arrivals, which would be lost if it were closed.
+            is_read = self.events.len() < into.spare();
             self.retiring = Some(retiring);
         }
         self.aborted.retain(|(peer, _)| self.outstanding[peer.0 as usize] > 0);
         let now = self.domain.setup.clock.now();
         if self.retiring.is_some() {
-            self.close_retiring(now);
-        } else if let Some(endpoint) = &self.endpoint {
+            if is_read {
+                self.close_retiring(now);
+            }
+        } else if self.endpoint.is_some() {
             let aborts = self.aborted.iter().any(|(_, until)| *until <= now);
-            if aborts || self.fences.iter().any(|(_, last)| endpoint.number <= *last) {
+            if aborts || self.is_fence_due {
                 self.replace_endpoint(now, aborts);
             }
         }
@@ -74,13 +81,20 @@ impl EfaEndpoint {
         }
         let endpoint = match self.domain.open_endpoint() {
             Ok(endpoint) => endpoint,
+            Err(error) if !aborts => {
+                tracing::warn!(%error, "no other endpoint can be opened, so the peer is not fenced");
+                self.is_fence_due = false;
+                return self.domain.peers.refuse_fences();
+            }
             Err(error) => {
                 tracing::warn!(%error, "no other endpoint can be opened, so the device is lost");
                 return self.report_device_loss(0);
             }
         };
         let old = self.endpoint.replace(Box::new(endpoint));
-        self.retiring = old.map(|endpoint| Box::new(RetiringEndpoint { endpoint, since: now }));
+        self.retiring =
+            old.map(|endpoint| Box::new(RetiringEndpoint { endpoint, since: now, unused_since: None }));
+        self.is_fence_due = false;
         self.events.push_back(Event::EndpointChanged);
     }
 
@@ -88,7 +102,7 @@ impl EfaEndpoint {
     fn close_retiring(&mut self, now: Time) {
         let Some(retiring) = &self.retiring else { return };
         let (number, age) = (retiring.endpoint.number, now.since(retiring.since));
-        let is_fenced = |slot: u32| self.fences.iter().any(|(fenced, _)| fenced.0 == slot);
+        let is_fenced = |slot: u32| self.fences.iter().any(|fence| fence.slot.0 == slot);
         let uses_it = |(slot, view): (u32, &SlotView)| {
             matches!(view, SlotView::Up(destination) if destination.endpoint == number) && !is_fenced(slot)
         };
@@ -96,10 +110,12 @@ impl EfaEndpoint {
         let is_needed =
             retiring.endpoint.posted.requests > aborted as usize || (0..).zip(&self.slots).any(uses_it);
         // Until the card has failed them ([`EFA_GRACE`]), closing would wait for the requests to a fenced peer.
-        let blocks = self.domain.device.info.uses_efa_protocols() && retiring.endpoint.posted.requests > 0;
-        let still = self.aborted.iter().all(|(_, until)| *until > now);
-        if age < MIN_RETIREMENT || (is_needed && age < MAX_RETIREMENT) || (blocks && still && age < EFA_GRACE)
-        {
+        let is_busy = self.domain.device.info.uses_efa_protocols() && retiring.endpoint.posted.requests > 0;
+        let blocks = is_busy && self.aborted.iter().all(|(_, until)| *until > now) && age < EFA_GRACE;
+        let Some(retiring) = &mut self.retiring else { return };
+        retiring.unused_since = (!is_needed).then(|| retiring.unused_since.unwrap_or(now));
+        let is_quiet = retiring.unused_since.is_some_and(|since| now.since(since) >= MIN_RETIREMENT);
+        if blocks || !is_quiet && age < MAX_RETIREMENT {
             return;
         }
         let Some(retiring) = self.retiring.take() else { return };

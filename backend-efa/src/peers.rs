@@ -13,7 +13,7 @@ use crate::address_vector::AddressVector;
 use crate::library::Info;
 use crate::tag::PeerTag;
 use slot::{ConnectedPeer, SlotState};
-pub(crate) use slot::{Destination, EmptyWriteTarget, RemoteAddress, SlotView};
+pub(crate) use slot::{Destination, EmptyWriteTarget, FencedSlot, RemoteAddress, SlotView};
 use table::{OpenEndpoint, PeerTable};
 
 /// How often a peer's address may change during a connection. This side keeps all of its addresses, because bytes may
@@ -70,6 +70,8 @@ impl Peers {
             None => table.peer_tags.push(PeerTag::first(index as u32)),
         }
         table.slots[index] = SlotState::Offered(endpoint);
+        // None, unless the slot was fenced as its last peer left.
+        table.fences.retain(|fence| fence.slot.0 as usize != index);
         Ok((PeerSlot(index as u32), address))
     }
 
@@ -203,24 +205,41 @@ impl Peers {
     /// Fences a slot: the endpoint replaces the libfabric endpoint that its peer may have sent to. Ready once that is closed.
     ///
     /// # Errors
-    /// `Unsupported` if libfabric will never close it.
+    /// `Unsupported` if libfabric will never close it, or opens no other one.
     pub(crate) fn fence(&self, slot: PeerSlot) -> Poll<Result<()>> {
         let mut table = self.lock();
-        let last = match table.fences.iter().find(|(fenced, _)| *fenced == slot) {
-            Some((_, last)) => *last,
+        let fence = match table.fences.iter().find(|fence| fence.slot == slot) {
+            Some(fence) => *fence,
+            // The peer has left in the meantime.
+            None if !table.slots.get(slot.0 as usize).is_some_and(SlotState::is_up) => {
+                return Poll::Ready(Ok(()));
+            }
             None => {
                 // Without an open endpoint the device is lost, and so are those before.
                 let last = table.endpoints.last().map_or(u32::MAX, |endpoint| endpoint.number);
-                table.fences.push((slot, last));
+                let fence = FencedSlot { slot, last, is_refused: false };
+                table.fences.push(fence);
                 self.mark_changed();
-                last
+                fence
             }
         };
-        if table.left_open.is_some_and(|number| number <= last) {
-            let why = "libfabric does not close the endpoint to which the peer's device has sent";
+        let is_left_open = table.left_open.is_some_and(|number| number <= fence.last);
+        if fence.is_refused || is_left_open {
+            let why = match fence.is_refused {
+                true => {
+                    "libfabric opens no other endpoint in place of the one to which the peer's device has sent"
+                }
+                false => "libfabric does not close the endpoint to which the peer's device has sent",
+            };
             return Poll::Ready(Err(Error::new(ErrorKind::Unsupported, "fence", why)));
         }
-        if table.is_reachable(last) { Poll::Pending } else { Poll::Ready(Ok(())) }
+        if table.is_reachable(fence.last) { Poll::Pending } else { Poll::Ready(Ok(())) }
+    }
+
+    /// Refuses the fences that would need another endpoint.
+    pub(crate) fn refuse_fences(&self) {
+        self.lock().fences.iter_mut().for_each(|fence| fence.is_refused = true);
+        self.mark_changed();
     }
 
     /// Notes that an endpoint stays open for ever.
@@ -269,7 +288,7 @@ impl Peers {
         let mut table = self.lock();
         table.endpoints.iter().for_each(|endpoint| endpoint.av.remove(slot.0, is_pinned));
         table.slots[slot.0 as usize] = SlotState::Gone;
-        table.fences.retain(|(fenced, _)| *fenced != slot);
+        table.fences.retain(|fence| fence.slot != slot);
         self.on_end.notify_all();
         self.mark_changed();
     }
@@ -285,7 +304,7 @@ impl Peers {
         seen: &mut u64,
         into: &mut Vec<SlotView>,
         peer_tags: &mut Vec<PeerTag>,
-        fences: &mut Vec<(PeerSlot, u32)>,
+        fences: &mut Vec<FencedSlot>,
     ) -> bool {
         let Some(table) = self.table.lock_if_changed(seen) else { return false };
         into.clear();

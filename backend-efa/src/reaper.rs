@@ -59,10 +59,13 @@ impl Closing {
     /// Closes the endpoint, announces that, and then drops the rest. By then deregistrations are not delayed any more.
     fn run(self, closed: ClosedGuard) {
         let Self { endpoint, regions, domain } = self;
+        let number = endpoint.number;
         let av = Arc::clone(&endpoint.queues.av);
         let guard = av.lock_for_endpoint();
         drop(endpoint);
         drop(guard);
+        // Also if the caller has given up waiting: a fence waits for this.
+        domain.peers.endpoint_closed(number);
         drop(closed);
         drop((regions, domain));
     }
@@ -154,6 +157,7 @@ pub(crate) fn close(
         std::mem::forget(endpoint);
         return true;
     }
+    let number = endpoint.number;
     let closing = Closing { endpoint, regions: domain.registrations.all(), domain: Arc::clone(domain) };
     let limit = match OVERDUE.load(Ordering::Relaxed) {
         0 => LIMIT,
@@ -165,6 +169,7 @@ pub(crate) fn close(
     let reaper = std::thread::Builder::new().name("mr-reaper".into()).spawn(move || closing.run(guard));
     if let Err(why) = &reaper {
         // Dropping `closing` has closed the endpoint in this thread.
+        domain.peers.endpoint_closed(number);
         tracing::warn!(device, %why, "no thread could be started to close the endpoint");
     }
     if shared.wait(limit) {

@@ -164,6 +164,10 @@ impl Endpoint for StagedEndpoint {
         self.inner.abort(peer);
     }
 
+    fn is_lost(&self) -> bool {
+        self.inner.is_lost()
+    }
+
     fn cancel_recv(&mut self, id: u64) -> bool {
         self.inner.cancel_recv(id)
     }

@@ -123,7 +123,7 @@ impl DomainState {
 
 impl Connector for DomainState {
     fn fence(&self, slot: PeerSlot) -> Poll<Result<()>> {
-        if self.peers.fence(slot) { Poll::Ready(Ok(())) } else { Poll::Pending }
+        self.peers.fence(slot)
     }
 
     fn prepare(&self) -> Result<(PeerSlot, Vec<u8>)> {
@@ -139,10 +139,15 @@ impl Connector for DomainState {
     }
 
     fn next_offer(&self, slot: PeerSlot) -> Result<Option<Vec<u8>>> {
-        let SlotState::Broken { generation: broken, offer: None } = *self.peers.lock_working()?.slot(slot)?
-        else {
+        let mut table = self.peers.lock_working()?;
+        let is_fenced = table.is_fenced(slot);
+        let SlotState::Broken { generation: broken, offer: None } = *table.slot(slot)? else {
             return Ok(None);
         };
+        drop(table);
+        if is_fenced {
+            return Ok(None);
+        }
         // This side ignores a peer that has used the last number.
         let pairs = self.pairs(self.connection(broken.saturating_add(1)))?;
         let told = self.offer(&pairs)?;

@@ -169,7 +169,7 @@ impl VerbsEndpoint {
     /// Whether `slot` has a peer, so that arrivals from it count.
     pub(crate) fn is_connected(&self, slot: PeerSlot) -> bool {
         let link = self.links.get(slot.0 as usize);
-        link.is_some_and(|link| matches!(link.view, SlotView::Up(_) | SlotView::Broken))
+        link.is_some_and(|link| matches!(link.view, SlotView::Up(_) | SlotView::Broken | SlotView::Fenced))
     }
 
     /// Drops those of the first `read` ended connections that have no request posted any more: their completions are
@@ -609,6 +609,10 @@ impl Endpoint for VerbsEndpoint {
         }
         self.forget_replays(peer);
         self.mark_broken(peer, None);
+    }
+
+    fn is_lost(&self) -> bool {
+        self.is_lost
     }
 
     fn cancel_recv(&mut self, id: u64) -> bool {

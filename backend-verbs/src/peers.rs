@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::Poll;
 
 use multirail_spi::{Error, ErrorKind, PeerSlot, Result, SlotTable, claim_slot};
 
@@ -104,9 +105,15 @@ pub(crate) struct PeerSlots {
     /// Connections that slots have given up, and that the endpoint may have never seen. The endpoint still reports
     /// their arrivals.
     retired: Vec<(PeerSlot, Arc<QueuePairs>)>,
+    /// Slots whose peer has lost its device: they get no next connection.
+    fenced: Vec<PeerSlot>,
 }
 
 impl PeerSlots {
+    pub(crate) fn is_fenced(&self, slot: PeerSlot) -> bool {
+        self.fenced.contains(&slot)
+    }
+
     /// The slot of that number.
     pub(crate) fn slot(&mut self, slot: PeerSlot) -> Result<&mut SlotState> {
         self.slots.get_mut(slot.0 as usize).ok_or_else(too_late)
@@ -189,6 +196,8 @@ pub(crate) enum SlotView {
     Free,
     Up(Arc<QueuePairs>),
     Broken,
+    /// The connection is broken, and there will be no next one.
+    Fenced,
     Lost,
     Leaving,
 }
@@ -361,7 +370,9 @@ impl Peers {
 
     /// Marks a slot whose last request is over.
     pub(crate) fn end(&self, slot: PeerSlot) {
-        self.lock().slots[slot.0 as usize] = SlotState::Gone;
+        let mut table = self.lock();
+        table.slots[slot.0 as usize] = SlotState::Gone;
+        table.fenced.retain(|fenced| *fenced != slot);
         self.mark_changed();
     }
 
@@ -386,17 +397,27 @@ impl Peers {
         is_broken
     }
 
-    /// Stops the queue pairs of a slot: they take no arrival any more. Returns false while queue pairs of the slot are being
-    /// connected.
-    pub(crate) fn fence(&self, slot: PeerSlot) -> bool {
-        let table = self.lock();
-        table.retired.iter().filter(|(of, _)| *of == slot).for_each(|(_, pairs)| pairs.fail());
+    /// Stops the queue pairs of a slot for good: they take no arrival any more, and the slot gets no next connection. Pending
+    /// while queue pairs of the slot are being connected.
+    ///
+    /// # Errors
+    /// That of the card, if it does not stop a queue pair.
+    pub(crate) fn fence(&self, slot: PeerSlot) -> Poll<Result<()>> {
+        let mut table = self.lock();
+        let stop = |pairs: &Arc<QueuePairs>| pairs.all().try_for_each(QueuePair::stop);
+        let mut retired = table.retired.iter().filter(|(of, _)| *of == slot);
+        retired.try_for_each(|(_, pairs)| stop(pairs))?;
         match table.slots.get(slot.0 as usize) {
-            Some(SlotState::Up(pairs)) => pairs.fail(),
-            Some(SlotState::Joining { .. }) => return false,
-            _ => {}
+            Some(SlotState::Joining { .. }) => return Poll::Pending,
+            Some(SlotState::Up(pairs)) => stop(pairs)?,
+            Some(SlotState::Broken { .. }) => {}
+            _ => return Poll::Ready(Ok(())),
         }
-        true
+        if !table.fenced.contains(&slot) {
+            table.fenced.push(slot);
+            self.mark_changed();
+        }
+        Poll::Ready(Ok(()))
     }
 
     pub(crate) fn is_up(&self, slot: PeerSlot) -> bool {
@@ -421,6 +442,12 @@ impl Peers {
         into.clear();
         retired.append(&mut table.retired);
         into.extend(table.slots.iter().map(SlotState::view));
+        for slot in &table.fenced {
+            let view = &mut into[slot.0 as usize];
+            if matches!(view, SlotView::Broken) {
+                *view = SlotView::Fenced;
+            }
+        }
         true
     }
 }

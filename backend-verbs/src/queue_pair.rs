@@ -160,13 +160,17 @@ impl QueuePair {
 
     /// Stops the queue pair: its posted requests complete as flushed, and it accepts no arrival any more.
     pub(crate) fn fail(&self) {
-        let failed = self.modify("to stop", |attr| {
-            attr.qp_state = ib::IBV_QPS_ERR;
-            ib::IBV_QP_STATE
-        });
-        if let Err(error) = failed {
+        if let Err(error) = self.stop() {
             tracing::warn!(%error, "a queue pair does not stop");
         }
+    }
+
+    /// As [`QueuePair::fail`], with the error if the card refuses that.
+    pub(crate) fn stop(&self) -> Result<()> {
+        self.modify("to stop", |attr| {
+            attr.qp_state = ib::IBV_QPS_ERR;
+            ib::IBV_QP_STATE
+        })
     }
 
     /// Modifies the queue pair: `set` fills in the attributes and returns their mask.

@@ -405,7 +405,9 @@ impl Peer {
     /// Asks the peer to fence the pair over which this side's lost rail has sent.
     fn request_fence(&self, group: GroupIndex, request: FenceRequest) {
         let link = &self.0.links[group];
-        let Some(Some(pair)) = link.rails.get(request.rail()) else { return };
+        let is_meant =
+            |(rail, pair): &(usize, &PairedRail)| *rail == request.rail() && pair.slot == request.slot();
+        let Some((_, pair)) = link.pairs().find(is_meant) else { return };
         let reply = Box::new(|result| request.answer(result));
         match self.in_process_peer() {
             // An error would mean that the pair is unknown, but both sides have the same pairs.

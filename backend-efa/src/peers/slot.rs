@@ -1,6 +1,7 @@
 //! The state of a peer slot, and what the endpoint reads of it.
 
 use libfabric_sys::fi_addr_t;
+use multirail_spi::PeerSlot;
 
 use crate::tag::PeerTag;
 
@@ -45,6 +46,16 @@ pub(crate) enum SlotView {
     AwaitingConfirmation,
     /// This side has disconnected the slot. The endpoint reports when the slot's last request has ended.
     Leaving,
+}
+
+/// A slot whose peer has lost its device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct FencedSlot {
+    pub slot: PeerSlot,
+    /// The newest libfabric endpoint that the peer may have sent to.
+    pub last: u32,
+    /// Whether libfabric opens no other endpoint, so that the old one stays.
+    pub is_refused: bool,
 }
 
 #[derive(Debug, Default)]

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use multirail_spi::{Error, ErrorKind, PeerSlot, Result};
 
-use super::slot::{ConnectedPeer, RemoteAddress, SlotState};
+use super::slot::{ConnectedPeer, FencedSlot, RemoteAddress, SlotState};
 use crate::address_vector::AddressVector;
 use crate::tag::PeerTag;
 
@@ -31,8 +31,7 @@ pub(super) struct PeerTable {
     pub(super) closing: Vec<u32>,
     /// The first endpoint that libfabric will never close.
     pub(super) left_open: Option<u32>,
-    /// The slots that are fenced, each with the newest endpoint that its peer may have sent to.
-    pub(super) fences: Vec<(PeerSlot, u32)>,
+    pub(super) fences: Vec<FencedSlot>,
 }
 
 impl PeerTable {

@@ -421,6 +421,10 @@ impl Endpoint for LoopbackEndpoint {
         self.gpus.abort(peer, &mut self.completions);
     }
 
+    fn is_lost(&self) -> bool {
+        self.model.as_ref().is_some_and(|model| model.is_lost())
+    }
+
     fn cancel_recv(&mut self, id: u64) -> bool {
         if let Some(at) = self.receives.iter().position(|receive| receive.id == id) {
             self.receives.remove(at);

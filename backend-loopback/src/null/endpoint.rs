@@ -196,6 +196,10 @@ impl Endpoint for NullEndpoint {
         in_switch.abort(peer, |id| completions.push_back(failed(id, ErrorKind::Cancelled)));
     }
 
+    fn is_lost(&self) -> bool {
+        self.model.as_ref().is_some_and(DeviceModel::is_lost)
+    }
+
     fn cancel_recv(&mut self, id: u64) -> bool {
         if let Some(at) = self.receives.iter().position(|posted| *posted == id) {
             self.receives.remove(at);

@@ -59,7 +59,7 @@ pub enum Control {
     /// The peer asks this side to fence a slot of a link: what the peer has posted there must not arrive any more.
     Fence { rail: usize, slot: PeerSlot, link: u32, peer: PeerId, reply: FenceReply },
     /// A [`FenceRequest`](super::peer::FenceRequest) has ended.
-    Fenced { rail: usize, link: u32, peer: PeerId, result: Result<FenceReport> },
+    Fenced { rail: usize, slot: PeerSlot, link: u32, peer: PeerId, result: Result<FenceReport> },
     /// A [`Timer`](super::timers::Timer) was set.
     Timer { at: Time },
     /// A dump needs a snapshot. The channel has room for one; the engine never waits for it.

@@ -18,6 +18,9 @@ use crate::op::OpId;
 use crate::spi::{Event, FenceReport, PeerSlot, Status};
 use crate::{Error, ErrorKind, Outcome, PeerId, Result, Time};
 
+/// The most polls in one step for what has arrived before a fence.
+const MAX_POLLS_PER_FENCE: usize = 64;
+
 impl Engine {
     // ---- polling ----
 
@@ -79,11 +82,7 @@ impl Engine {
                     }
                     self.acknowledge(rail, first, count_in_run, None);
                 }
-                // `Event::DeviceLost` follows, and is about all requests of the rail.
-                Event::Failed { status, .. } if status.kind == ErrorKind::DeviceLost => {}
-                Event::Failed { id, status } => {
-                    self.on_failed(rail, id, status);
-                }
+                Event::Failed { id, status } => self.on_failed(rail, id, status),
                 Event::FailedUnconfirmed { id, peer, status } => {
                     self.on_unconfirmed_failure(rail, id, peer, status)
                 }
@@ -116,7 +115,9 @@ impl Engine {
     /// Handles the failure of a request of this engine.
     #[cold]
     fn on_failed(&mut self, rail: usize, id: u64, status: Status) {
-        if !self.keep_lost(rail, id) {
+        // `Event::DeviceLost` is about all requests of a lost device.
+        let is_lost = status.kind == ErrorKind::DeviceLost && self.rails[rail].endpoint.is_lost();
+        if !is_lost && !self.keep_lost(rail, id) {
             self.acknowledge(rail, id, 1, Some(status));
         }
     }
@@ -281,11 +282,12 @@ impl Engine {
         let posted: Vec<_> = self.rails[rail].inflight.unacknowledged().collect();
         for link in 0..self.links.len() as u32 {
             self.break_path(rail, link, &error);
+            self.announce_loss(rail, link);
         }
-        // What is left is of peers that are gone. An operation that gets the index of an ended one must not be found here.
+        // An operation that gets the index of an ended one must not be found here.
         self.rails[rail].queue.clear();
         for PostedPiece { id, .. } in posted {
-            if self.rails[rail].inflight.find(id).is_some() {
+            if self.rails[rail].inflight.find(id).is_some() && !self.keep_lost(rail, id) {
                 let status = Status { kind: ErrorKind::DeviceLost, code: status.code };
                 self.acknowledge(rail, id, 1, Some(status));
             }
@@ -322,7 +324,19 @@ impl Engine {
             }
         }
         if let Some(Some(state)) = self.links.get(link as usize) {
-            let request = FenceRequest::new(Arc::clone(&self.handle), rail, link, peer);
+            let request = FenceRequest::new(Arc::clone(&self.handle), (rail, slot), link, peer);
+            state.peer.context.fence_wanted(self.handle.group, request);
+        }
+    }
+
+    /// Tells a peer with more rails than this side that a lost device takes nothing any more of what the peer alone sends to
+    /// it: by fences whose answers are about nothing.
+    pub(super) fn announce_loss(&self, rail: usize, link: u32) {
+        let Some(state) = self.links[link as usize].as_ref().filter(|state| !state.has_failed) else {
+            return;
+        };
+        for slot in state.slots_that_only_receive(rail) {
+            let request = FenceRequest::new(Arc::clone(&self.handle), (rail, slot), link, state.peer.id);
             state.peer.context.fence_wanted(self.handle.group, request);
         }
     }
@@ -335,6 +349,16 @@ impl Engine {
             let why = format!("the peer's device behind rail {} is lost", self.rail_number(rail));
             self.break_path(rail, link, &Error::new(ErrorKind::DeviceLost, "poll", why));
         }
+    }
+
+    /// Whether all outstanding requests of an operation are on broken paths, and wait for the peer's answer.
+    #[cold]
+    fn waits_for_fence_alone(&self, op: u32) -> bool {
+        let Some(active) = &self.active[op as usize] else { return false };
+        let Some(Some(state)) = self.links.get(active.link as usize) else { return false };
+        let lost =
+            state.broken_paths().iter().flat_map(|path| &path.lost).filter(|posted| posted.op == op).count();
+        lost > 0 && lost == active.outstanding as usize
     }
 
     /// The requests that are posted on a rail to the peer of a link.
@@ -359,12 +383,20 @@ impl Engine {
         path.lost.push(posted);
         let inflight = &mut self.rails[rail].inflight;
         let _ = inflight.acknowledge(id, 1).or_else(|| inflight.acknowledge_evicted(id, 1));
+        // The link was paused if the request was evicted.
+        self.rails[rail].queue.resume(link);
         self.settle_path(rail, link);
         true
     }
 
     /// The peer has answered the request of a fence, or cannot any more.
-    pub(super) fn on_fenced(&mut self, rail: usize, link: u32, peer: PeerId, result: Result<FenceReport>) {
+    pub(super) fn on_fenced(
+        &mut self,
+        (rail, slot): (usize, PeerSlot),
+        link: u32,
+        peer: PeerId,
+        result: Result<FenceReport>,
+    ) {
         // If the peer is gone, an `Unlink` command follows, and ends all its requests.
         if self.link_of.get(&peer) != Some(&link) {
             return;
@@ -373,7 +405,7 @@ impl Engine {
         if state.peer.close_reason().is_some() {
             return;
         }
-        let Some(path) = state.broken_path(rail) else { return };
+        let Some(path) = state.broken_path(rail).filter(|path| path.slot == slot) else { return };
         path.fenced = Some(result.clone());
         self.hash_event(HashedEvent::Fenced, rail as u64);
         let (rail_number, confirmed) = (self.rail_number(rail), result.is_ok());
@@ -393,6 +425,9 @@ impl Engine {
         let Some(path) = state.broken_path(rail).filter(|path| path.fenced.is_some()) else { return };
         let (Some(result), error) = (path.fenced.clone(), path.error.clone()) else { return };
         if !self.posted_to(rail, link).is_empty() {
+            if !self.unsettled_paths.contains(&(rail, link)) {
+                self.unsettled_paths.push((rail, link));
+            }
             return;
         }
         let Some(Some(state)) = self.links.get_mut(link as usize) else { return };
@@ -402,7 +437,7 @@ impl Engine {
         let imm_of = |posted: &PostedPiece| {
             self.active[posted.op as usize]
                 .as_ref()
-                .and_then(|active| Some((active.piece_imm()?, active.stage)))
+                .and_then(|active| Some((active.counted_imm()?, active.stage)))
         };
         let imms: Vec<_> = pieces.iter().filter_map(imm_of).collect();
         let are_alike = imms.iter().all(|(imm, stage)| *stage == Stage::Imm && *imm == imms[0].0);
@@ -417,6 +452,15 @@ impl Engine {
         }
     }
 
+    /// Settles the broken paths whose last request has ended since the peer's answer. Returns their number.
+    pub(super) fn settle_paths(&mut self) -> usize {
+        let paths = std::mem::take(&mut self.unsettled_paths);
+        let count = paths.len();
+        // Those with a request that has not ended come back.
+        paths.into_iter().for_each(|(rail, link)| self.settle_path(rail, link));
+        count - self.unsettled_paths.len()
+    }
+
     /// Ends requests of one operation that a lost device had posted, or lets other rails post them again.
     fn settle_lost(
         &mut self,
@@ -429,7 +473,7 @@ impl Engine {
     ) {
         let (op, count) = (pieces[0].op, pieces.len() as u32);
         let Some(active) = &self.active[op as usize] else { return };
-        let has_arrived = match active.piece_imm() {
+        let has_arrived = match active.counted_imm() {
             _ if !is_fenced || !active.may_repeat() => None,
             None => Some(false),
             Some(_) => {
@@ -490,11 +534,23 @@ impl Engine {
     #[cold]
     fn note_failed_imm(&mut self, op: u32, rail: usize) {
         let Some(active) = &self.active[op as usize] else { return };
-        if active.piece_imm().is_some()
+        if active.counted_imm().is_some()
             && let Some(Some(link)) = self.links.get_mut(active.link as usize)
         {
             link.note_failed_imm(rail);
         }
+    }
+
+    /// Takes what has arrived on a rail. Returns false if there may be more.
+    #[cold]
+    fn take_arrivals(&mut self, rail: usize) -> bool {
+        // A poll that returns fewer events than it could has taken all.
+        (0..MAX_POLLS_PER_FENCE).any(|_| {
+            self.rails[rail].endpoint.poll(&mut self.completions);
+            let took_all = self.completions.spare() > 0;
+            self.handle_poll(rail);
+            took_all
+        })
     }
 
     /// Advances the fences that peers have asked for: answers those that the backend has finished, with what has arrived
@@ -504,16 +560,10 @@ impl Engine {
         let mut answered = 0;
         while let Some((fence, result)) = self.fences.next_ready(|rail| &*self.rails[rail].domain) {
             answered += 1;
-            if result.is_ok() {
-                // A poll that returns fewer events than it could has taken all that have arrived.
-                loop {
-                    self.rails[fence.rail].endpoint.poll(&mut self.completions);
-                    let took_all = self.completions.spare() > 0;
-                    self.handle_poll(fence.rail);
-                    if took_all {
-                        break;
-                    }
-                }
+            if result.is_ok() && !self.take_arrivals(fence.rail) {
+                // The next step goes on.
+                self.fences.add(fence);
+                break;
             }
             let slot = self.slot_links[fence.rail].get(fence.slot.0 as usize).copied().flatten();
             let Some(slot) = slot.filter(|slot| slot.link == fence.link) else { continue };
@@ -610,6 +660,8 @@ impl Engine {
                 self.handle.receiver_credits.close(state.peer.id);
             }
             self.links[link as usize] = None;
+            // The next link with this index must not find itself paused.
+            self.rails.iter_mut().for_each(|rail| rail.queue.resume(link));
             self.handle.release_link(link);
         }
     }
@@ -641,9 +693,11 @@ impl Engine {
         }
         for op in 0..self.active.len() as u32 {
             let Some(active) = &mut self.active[op as usize] else { continue };
-            active.take_back(rail);
-            if active.trigger.is_none() {
-                self.queue(op);
+            if active.rails[rail].usable() {
+                active.take_back(rail);
+                if active.trigger.is_none() {
+                    self.queue(op);
+                }
             }
         }
     }
@@ -677,8 +731,10 @@ impl Engine {
             let why = "every device that reaches the peer and the memory is lost";
             return self.fail_op(op, Error::new(ErrorKind::DeviceLost, "poll", why));
         }
-        for rail in (0..self.rails.len()).filter(|rail| self.rails[*rail].lost.is_none()) {
-            active.take_back(rail);
+        for rail in 0..self.rails.len() {
+            if self.rails[rail].lost.is_none() && active.rails[rail].usable() {
+                active.take_back(rail);
+            }
         }
         if active.trigger.is_none() {
             self.queue(op);
@@ -690,7 +746,8 @@ impl Engine {
     #[cold]
     fn hand_over(&mut self, op: u32, rail: usize) -> bool {
         let Some(active) = &mut self.active[op as usize] else { return false };
-        let (link, is_lost) = (active.link, self.rails[rail].lost.is_some());
+        // Its device is lost, or the peer's.
+        let (link, is_lost) = (active.link, !active.rails[rail].usable());
         // A rail on which the link is paused takes nothing: it may stay paused for ever. Retired rails take what a lost one
         // leaves.
         let takes = |other: usize| {
@@ -931,7 +988,10 @@ impl Engine {
                 let cancelled = || interrupted(ErrorKind::Cancelled, &active.work);
                 let (link, error) = (active.link, active.error.clone().unwrap_or_else(cancelled));
                 self.complete_early(op, error);
-                self.abort_link(link);
+                // What waits for a fence, an abort does not end.
+                if !self.waits_for_fence_alone(op) {
+                    self.abort_link(link);
+                }
             } else if !active.expired {
                 active.expired = true;
                 expired += 1;

@@ -498,7 +498,9 @@ impl Engine {
         }
         self.record_batch(rail, accepted as u32, bytes);
         // The other rails post what a lost device has refused: `Event::DeviceLost` follows.
-        let error = result.error.filter(|status| status.kind != ErrorKind::DeviceLost);
+        let is_own =
+            |status: &Status| status.kind != ErrorKind::DeviceLost || !self.rails[rail].endpoint.is_lost();
+        let error = result.error.filter(is_own);
         self.account_batch(rail, accepted as u32, cut_short, error);
         self.hash_event(HashedEvent::Posted, accepted as u64);
         accepted
@@ -537,7 +539,7 @@ impl Engine {
                 active.note_progress(now, &mut self.next_stall_check);
                 active.posted_at = now;
                 if active.work.imm.is_some()
-                    && active.piece_imm().is_some()
+                    && active.counted_imm().is_some()
                     && let Some(Some(link)) = self.links.get_mut(active.link as usize)
                 {
                     link.count_sent_imms(rail, taken);

@@ -77,6 +77,8 @@ pub struct Engine {
     pub(super) unconfirmed_failures: UnconfirmedFailures,
     /// The fences that peers have asked for.
     pub(super) fences: Fences,
+    /// Broken paths, by rail and link, whose peer has answered, and that have requests which this side's device has not ended.
+    pub(super) unsettled_paths: Vec<(usize, u32)>,
     pub(super) receives: Receives,
     pub(super) revocations: Revocations,
     /// The `Peer::drain` calls that wait until the operations to a peer have ended.
@@ -134,6 +136,7 @@ impl Engine {
             early_events: EarlyEvents::default(),
             unconfirmed_failures: UnconfirmedFailures::default(),
             fences: Fences::default(),
+            unsettled_paths: Vec::new(),
             receives: Receives::default(),
             revocations: Revocations::default(),
             drains: Drains::default(),
@@ -213,14 +216,19 @@ impl Engine {
     /// step. Usually there is none. The bitwise or makes this one branch.
     #[inline]
     fn has_polled_work(&self) -> bool {
-        self.revocations.len() | self.drains.len() | self.waiting_for_trigger.len() | self.fences.len() != 0
+        self.revocations.len()
+            | self.drains.len()
+            | self.waiting_for_trigger.len()
+            | self.fences.len()
+            | self.unsettled_paths.len()
+            != 0
     }
 
     /// Checks revocations, drains, triggers and fences. Returns how many ended or started.
     #[cold]
     fn advance_polled_work(&mut self) -> usize {
         let ended = self.advance_revocations() + self.drains.advance(&self.active);
-        ended + self.start_triggered() + self.advance_fences()
+        ended + self.start_triggered() + self.advance_fences() + self.settle_paths()
     }
 
     /// The time of this step. The engine reads the clock once per step, and only if it needs the time.
@@ -399,7 +407,9 @@ impl Engine {
             }
             // The peer is gone, and learns from the dropped reply that there is no answer.
             Control::Fence { .. } => {}
-            Control::Fenced { rail, link, peer, result } => self.on_fenced(rail, link, peer, result),
+            Control::Fenced { rail, slot, link, peer, result } => {
+                self.on_fenced((rail, slot), link, peer, result)
+            }
             Control::Drain { peer, deadline, done } => self.drain(peer, deadline, done),
             Control::RetireRail { rail, deadline, done } => self.retire_rail(rail, deadline, done),
             Control::RestoreRail { rail } => self.restore_rail(rail),
@@ -436,6 +446,12 @@ impl Engine {
         // the address if the peer does not have the current one.
         (0..self.rails.len()).for_each(|rail| peer.context.endpoint_changed(self.handle.group, rail));
         self.links[index as usize] = Some(LinkState::new(peer, send_slots, receive_slots, renew_after));
+        for rail in (0..self.rails.len()).filter(|rail| self.rails[*rail].lost.is_some()).collect::<Vec<_>>()
+        {
+            let why = format!("the device of rail {} is lost", self.rail_number(rail));
+            self.break_path(rail, index, &Error::new(ErrorKind::DeviceLost, "poll", why));
+            self.announce_loss(rail, index);
+        }
         self.handle_early_events(index);
     }
 

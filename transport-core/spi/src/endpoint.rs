@@ -55,6 +55,13 @@ pub trait Endpoint: Send {
     /// the device touches none of its memory after that.
     fn abort(&mut self, peer: PeerSlot);
 
+    /// Whether the device is lost: [`Event::DeviceLost`](crate::Event::DeviceLost) was or will be reported, and says what
+    /// becomes of requests that fail with [`ErrorKind::DeviceLost`](crate::ErrorKind::DeviceLost). Such a failure of a working
+    /// device is about its request alone, for example if the memory's GPU is lost.
+    fn is_lost(&self) -> bool {
+        false
+    }
+
     /// Cancels a posted receive: a later poll reports it as failed with `Cancelled`. Returns false if the device cannot
     /// cancel receives: the receive stays posted until a message consumes it or the endpoint is dropped.
     fn cancel_recv(&mut self, id: u64) -> bool;

@@ -145,8 +145,8 @@ pub enum Event {
     /// The device is lost: no request that was posted to this endpoint touches memory of this side any more. Bytes that
     /// are on their way to a peer may still land there.
     ///
-    /// Requests that failed with [`ErrorKind::DeviceLost`](crate::ErrorKind::DeviceLost), or whose post did, were reported
-    /// before. This event is the last one about requests.
+    /// The engine takes all requests that were not reported as done for lost, whether they were reported as failed with
+    /// [`ErrorKind::DeviceLost`](crate::ErrorKind::DeviceLost) or not. No event about requests follows.
     DeviceLost {
         /// Why.
         status: Status,

@@ -7,17 +7,14 @@ use multirail_spi::{Error, ErrorKind, FenceReply, FenceReport, Result};
 use crate::frame::Frame;
 use crate::session::close::CloseReason;
 
-/// The most fences of a peer that this side has not answered. A peer asks once for each pair of rails.
-const MAX_UNANSWERED: usize = 4096;
-
 /// The fences of one session.
 #[derive(Default)]
 pub(crate) struct Fences {
     next_id: u64,
     /// Those that the peer has not answered.
     outstanding: HashMap<u64, FenceReply>,
-    /// The number of those of the peer that this side has not answered.
-    unanswered: usize,
+    /// Those of the peer that this side has not answered: their transports and pairs, by their numbers.
+    unanswered: HashMap<u64, (String, u16)>,
 }
 
 impl Fences {
@@ -40,16 +37,22 @@ impl Fences {
     }
 
     /// Notes that the peer asks for a fence.
-    pub fn note_request(&mut self) -> std::result::Result<(), CloseReason> {
-        if self.unanswered >= MAX_UNANSWERED {
-            return Err(CloseReason::protocol_violation("the peer asks for more fences than it has rails"));
+    pub fn note_request(
+        &mut self,
+        id: u64,
+        transport: &str,
+        pair: u16,
+    ) -> std::result::Result<(), CloseReason> {
+        if self.unanswered.values().any(|(of, known)| of == transport && *known == pair) {
+            return Err(CloseReason::protocol_violation("the peer asks twice for a fence that is under way"));
         }
-        self.unanswered += 1;
-        Ok(())
+        let is_new = self.unanswered.insert(id, (transport.to_owned(), pair)).is_none();
+        let why = "the peer has given two fences one number";
+        if is_new { Ok(()) } else { Err(CloseReason::protocol_violation(why)) }
     }
 
     /// Notes that this side has answered a fence.
-    pub fn note_answer(&mut self) {
-        self.unanswered -= 1;
+    pub fn note_answer(&mut self, id: u64) {
+        self.unanswered.remove(&id);
     }
 }

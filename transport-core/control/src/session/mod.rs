@@ -238,7 +238,7 @@ impl<H: SessionHost> Session<H> {
                 self.relocations.push_answer(transport, pair, answer)?
             }
             Frame::Fence { id, transport, pair } => {
-                self.fences.note_request()?;
+                self.fences.note_request(id, &transport, pair)?;
                 let session = self.handle.clone();
                 let reply =
                     Box::new(move |result| session.command(SessionCommand::AnswerFence { id, result }));
@@ -293,8 +293,8 @@ impl<H: SessionHost> Session<H> {
                 self.send(&frame)?
             }
             SessionCommand::AnswerFence { id, result } => {
-                self.fences.note_answer();
-                self.send(&Frame::fenced(id, result))?
+                self.fences.note_answer(id);
+                self.answer(&Frame::fenced(id, result))?
             }
             SessionCommand::Goodbye => {
                 return Err(CloseReason::by_us(closed("this side ended the connection")));

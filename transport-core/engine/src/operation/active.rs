@@ -375,6 +375,11 @@ impl ActiveOp {
         }
     }
 
+    /// The imm that each piece of the current stage carries, if the receiver counts it: that of a message it does not count.
+    pub fn counted_imm(&self) -> Option<u32> {
+        self.piece_imm().filter(|_| self.work.kind == WorkKind::Write)
+    }
+
     /// What the next run of a rail's share may have.
     #[inline]
     pub fn next_run(&self, rail: &ActiveRail) -> NextRun {

@@ -17,19 +17,30 @@ use crate::{Control, EngineHandle, Error, ErrorKind, PeerId, Result, Time};
 pub struct FenceRequest {
     engine: Arc<EngineHandle>,
     rail: usize,
+    slot: PeerSlot,
     link: u32,
     peer: PeerId,
     result: Option<Result<FenceReport>>,
 }
 
 impl FenceRequest {
-    pub(crate) fn new(engine: Arc<EngineHandle>, rail: usize, link: u32, peer: PeerId) -> Self {
-        Self { engine, rail, link, peer, result: None }
+    pub(crate) fn new(
+        engine: Arc<EngineHandle>,
+        (rail, slot): (usize, PeerSlot),
+        link: u32,
+        peer: PeerId,
+    ) -> Self {
+        Self { engine, rail, slot, link, peer, result: None }
     }
 
     /// The rail of the engine whose device is lost.
     pub fn rail(&self) -> usize {
         self.rail
+    }
+
+    /// The slot of the pair of rails.
+    pub fn slot(&self) -> PeerSlot {
+        self.slot
     }
 
     /// Gives the engine the peer's answer.
@@ -42,7 +53,8 @@ impl Drop for FenceRequest {
     fn drop(&mut self) {
         let ended = || Error::new(ErrorKind::Closed, "fence", "the peer did not answer");
         let result = self.result.take().unwrap_or_else(|| Err(ended()));
-        self.engine.control(Control::Fenced { rail: self.rail, link: self.link, peer: self.peer, result });
+        let Self { rail, slot, link, peer, .. } = *self;
+        self.engine.control(Control::Fenced { rail, slot, link, peer, result });
     }
 }
 

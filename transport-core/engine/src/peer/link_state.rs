@@ -34,6 +34,7 @@ pub(crate) struct LinkState {
 /// A rail over which nothing is sent to a peer any more.
 pub(crate) struct BrokenPath {
     pub rail: usize,
+    pub slot: PeerSlot,
     pub error: Error,
     /// The requests that were posted over it, that this side's device has ended, and that may have arrived.
     pub lost: Vec<PostedPiece>,
@@ -109,8 +110,16 @@ impl LinkState {
         let slot = self.send_slots[rail].take()?;
         self.receive_slots.push((rail, slot));
         let error = error.clone();
-        self.broken_paths.push(BrokenPath { rail, error, lost: Vec::new(), fenced: None });
+        self.broken_paths.push(BrokenPath { rail, slot, error, lost: Vec::new(), fenced: None });
         Some(slot)
+    }
+
+    /// The slots of a rail over which only the peer sends.
+    pub fn slots_that_only_receive(&self, rail: usize) -> impl Iterator<Item = PeerSlot> + '_ {
+        let is_broken =
+            move |slot: PeerSlot| self.broken_paths.iter().any(|path| path.slot == slot && path.rail == rail);
+        let of_rail = self.receive_slots.iter().filter(move |(of, _)| *of == rail).map(|(_, slot)| *slot);
+        of_rail.filter(move |slot| !is_broken(*slot))
     }
 
     pub fn broken_path(&mut self, rail: usize) -> Option<&mut BrokenPath> {
