@@ -1,5 +1,5 @@
-//! Replaces the libfabric endpoint when requests to an aborted peer do not end: libfabric cannot cancel a single
-//! request, only close the endpoint that it was posted to.
+//! Replaces the libfabric endpoint when requests to an aborted peer do not end, since libfabric cannot cancel a single request,
+//! only close the endpoint that it was posted to; and when a peer has lost its device, so that nothing of it arrives any more.
 //!
 //! Other peers must not lose requests. So the backend first opens the next endpoint, and the engine sends its address
 //! to the peers (`Event::EndpointChanged`). One peer after the other confirms the new address; from then on both sides
@@ -98,7 +98,8 @@ impl EfaEndpoint {
         self.events.push_back(Event::EndpointChanged);
     }
 
-    /// Closes the retiring endpoint once no other peer needs it, and at the latest after [`MAX_RETIREMENT`].
+    /// Closes the retiring endpoint once no other peer needs it, and at the latest after [`MAX_RETIREMENT`], unless closing would
+    /// wait for the card.
     fn close_retiring(&mut self, now: Time) {
         let Some(retiring) = &self.retiring else { return };
         let (number, age) = (retiring.endpoint.number, now.since(retiring.since));
@@ -109,7 +110,7 @@ impl EfaEndpoint {
         let aborted: u32 = self.aborted.iter().map(|(peer, _)| self.outstanding[peer.0 as usize]).sum();
         let is_needed =
             retiring.endpoint.posted.requests > aborted as usize || (0..).zip(&self.slots).any(uses_it);
-        // Until the card has failed them ([`EFA_GRACE`]), closing would wait for the requests to a fenced peer.
+        // Closing would wait for the requests to a fenced peer, until the card has failed these requests ([`EFA_GRACE`]).
         let is_busy = self.domain.device.info.uses_efa_protocols() && retiring.endpoint.posted.requests > 0;
         let blocks = is_busy && self.aborted.iter().all(|(_, until)| *until > now) && age < EFA_GRACE;
         let Some(retiring) = &mut self.retiring else { return };

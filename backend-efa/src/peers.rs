@@ -193,7 +193,8 @@ impl Peers {
         let mut table = self.lock();
         for (slot, state) in (0_u32..).zip(&mut table.slots) {
             if let SlotState::Up(peer) = state {
-                // Nothing has arrived at the new endpoint yet, so the provider knows no address there.
+                // `insert` must not remove an address while another endpoint is open. It need not: nothing has arrived at the
+                // new endpoint yet, so the provider knows no address there.
                 peer.next_address = Some(av.insert(slot, &peer.remote.address, false)?);
             }
         }
@@ -215,7 +216,7 @@ impl Peers {
                 return Poll::Ready(Ok(()));
             }
             None => {
-                // Without an open endpoint the device is lost, and so are those before.
+                // If no endpoint is open, the device is lost: then the fence is about every endpoint so far.
                 let last = table.endpoints.last().map_or(u32::MAX, |endpoint| endpoint.number);
                 let fence = FencedSlot { slot, last, is_refused: false };
                 table.fences.push(fence);

@@ -1,7 +1,7 @@
 //! Closes endpoints. Each is closed by a thread of its own, the *reaper*, for which the caller waits up to a limit.
 //!
 //! `fi_close` of an endpoint waits until all posted requests have ended. EFA's provider waits without limit: while it
-//! closes, 2.1 repeats a message for which the target has no receive, as long as the target lives
+//! closes, libfabric 2.1 repeats a message for which the target has no receive, as long as the target lives
 //! (`efa_rdm_ep_wait_send`). Closing a fabric must not hang for that. So after the limit the caller continues without
 //! the reaper. It gives the device up, because the provider holds the domain's lock until the endpoint is closed. Until
 //! then `deregistrations.rs` delays deregistrations. Everything that the device may still touch lives as long as the

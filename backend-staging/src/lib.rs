@@ -23,7 +23,7 @@
 //! - `staging_buffer`: the memory layout of a staging buffer; `wire`: the slot requests and responses that two
 //!   processes write into each other's buffer; `offer`: how they tell each other about their buffers.
 //! - `copies`: copies between slots and regions, by the processor or by GPUs.
-//! - `connection`: the connections of a domain, and the parts of an endpoint that work on a connection uses.
+//! - `connection`: the connections of a domain, and the parts of the endpoint that an initiator or a target uses.
 //! - `endpoint`: posts unstaged work requests to the inner endpoint, and passes staged ones to `initiator`; `target`
 //!   serves the slot requests of peers.
 //! - `receives`: receives into staged memory; `wr_id`: the work requests that this crate posts by itself.

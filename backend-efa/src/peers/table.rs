@@ -48,8 +48,8 @@ impl PeerTable {
         open.chain(self.closing.iter().copied()).any(|number| number <= last)
     }
 
-    /// Whether all connections to this address are disconnected, and some still have requests. There may be several
-    /// connections where both sides have connected to each other. They share the provider's state of the address.
+    /// Whether all connections to this address are disconnected, and some still have requests. If both sides have connected to
+    /// each other, there are several connections. They share the provider's state of the address.
     pub(super) fn is_leaving(&self, address: &[u8]) -> bool {
         let mut owners = self.slots.iter().filter(|slot| slot.address() == Some(address)).peekable();
         owners.peek().is_some() && !owners.any(SlotState::is_up)

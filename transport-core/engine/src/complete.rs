@@ -1,7 +1,7 @@
 //! Completing: the engine polls the endpoints, finds the operation, peer or receive that each event is about, and ends
 //! operations. It also moves pieces away from rails that are lost, taken out of service, or far behind.
 
-// Over 800 lines: the third file of one type's methods.
+// Over 800 lines: one of three files with `Engine`'s methods. (The limit is that of `ci/file-sizes`.)
 
 use std::sync::Arc;
 
@@ -122,7 +122,8 @@ impl Engine {
         }
     }
 
-    /// Acknowledges requests that may have been evicted: their peer responds again. Returns their operation and their
+    /// Acknowledges requests that may have been evicted, that is, do not count in the send window any more because nothing had
+    /// completed for long: their peer responds again. Returns their operation and their
     /// number.
     #[cold]
     fn acknowledge_evicted(&mut self, rail: usize, id: u64, count: u32) -> Option<(u32, u32)> {
@@ -284,7 +285,8 @@ impl Engine {
             self.break_path(rail, link, &error);
             self.announce_loss(rail, link);
         }
-        // An operation that gets the index of an ended one must not be found here.
+        // The queue may still name operations of peers that are gone. Their indices are reused, and a new operation must not
+        // count as queued here.
         self.rails[rail].queue.clear();
         for PostedPiece { id, .. } in posted {
             if self.rails[rail].inflight.find(id).is_some() && !self.keep_lost(rail, id) {
@@ -370,7 +372,7 @@ impl Engine {
         posted.filter(is_to_peer).collect()
     }
 
-    /// Keeps a request that this side's device has ended on a broken path: whether it arrives, only the peer's answer tells.
+    /// Keeps a request of a broken path after this side's device has ended it. Only the peer's answer tells whether it arrives.
     /// Returns false if its path is not broken.
     #[cold]
     fn keep_lost(&mut self, rail: usize, id: u64) -> bool {
@@ -417,7 +419,7 @@ impl Engine {
     }
 
     /// Once this side's device has ended all requests on a broken path and the peer has answered, nothing of them can arrive
-    /// any more. So other rails post them again, but for imms that have arrived. Fails the operations of which nobody knows
+    /// any more. So other rails post them again, except imms that have arrived. Fails the operations of which nobody knows
     /// what has arrived, and all if the peer cannot fence its end.
     fn settle_path(&mut self, rail: usize, link: u32) {
         let Some(Some(state)) = self.links.get_mut(link as usize) else { return };
@@ -655,7 +657,7 @@ impl Engine {
         let Some(Some(state)) = self.links.get(link as usize) else { return };
         let in_use = self.active.iter().flatten().any(|active| active.link == link);
         if state.has_failed && state.all_slots().next().is_none() && !in_use {
-            // One engine, for all of the transport, frees the peer's part of the completion queue.
+            // A peer's credits belong to the whole transport: the engine of the first rail alone gives them back.
             if self.handle.first_rail == 0 {
                 self.handle.receiver_credits.close(state.peer.id);
             }
@@ -742,7 +744,7 @@ impl Engine {
     }
 
     /// Hands the pieces that an operation has not posted on a rail to other rails. Returns false if there are none, or if no
-    /// rail can take them: one in service or, if `rail` is lost, a retired one.
+    /// rail can take them. A rail in service can; a retired one can only if `rail` is lost.
     #[cold]
     fn hand_over(&mut self, op: u32, rail: usize) -> bool {
         let Some(active) = &mut self.active[op as usize] else { return false };

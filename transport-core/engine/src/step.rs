@@ -70,7 +70,7 @@ pub struct Engine {
     pub(super) links: Vec<Option<LinkState>>,
     /// The index of the link of each peer whose link has not failed.
     pub(super) link_of: HashMap<PeerId, u32>,
-    /// The link that has a slot, by `[rail][slot]`.
+    /// The link that each slot belongs to, by `[rail][slot]`.
     pub(super) slot_links: Vec<Vec<Option<SlotLink>>>,
     /// Events of peers whose `Link` command is still in its queue.
     pub(super) early_events: EarlyEvents,
@@ -181,9 +181,9 @@ impl Engine {
         self.step_time = None;
         let mut events = self.take_commands();
         let (posted, untried_rails) = self.post();
-        // If one peer's queue is full, the endpoint may refuse a whole batch, although other peers would accept the
-        // operations behind it in the rail's queue. So the engine tries all operations of a rail before the worker may
-        // sleep: until then the rail counts as an event.
+        // If the queue of one peer is full, the endpoint may refuse a whole batch. Operations further back in the rail's queue,
+        // to other peers, could still be posted. So the engine must try them all before the worker sleeps: a rail with untried
+        // operations adds 1 to `events`, which keeps the worker awake.
         events += posted + untried_rails + self.poll_rails();
         let has_polled_work = self.has_polled_work();
         if has_polled_work {

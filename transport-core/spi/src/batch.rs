@@ -5,7 +5,7 @@
 
 use crate::WorkRequest;
 
-/// The bytes of one request of a run: their local and remote addresses, and their number.
+/// Where the bytes of one request of a run are: their local address, their remote address and their length.
 #[derive(Debug, Clone, Copy)]
 pub struct Piece {
     /// First local byte.

@@ -88,7 +88,7 @@ pub enum DeliveredCost {
 pub enum DeliveredScope {
     /// All arrivals.
     Target,
-    /// Only arrivals over the same pair of devices, the sender's and the target's, that carried the bytes. The target may see
+    /// Only arrivals over the pair of devices (one of the sender, one of the target) that carried the bytes. The target may see
     /// an arrival over other devices before the bytes, until a flush over that pair has completed (see [`WorkRequest::len`](crate::WorkRequest::len)).
     Device,
 }

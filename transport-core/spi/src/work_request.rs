@@ -228,7 +228,7 @@ impl Completions {
     }
 }
 
-/// What a side has received over a rail pair, once nothing that its peer has posted there can arrive any more
+/// What a side has received over a rail pair (a rail of this side and a rail of the peer that send to each other), once nothing that its peer has posted there can arrive any more
 /// ([`Connector::fence`](crate::Connector::fence)).
 #[derive(serde::Serialize, serde::Deserialize, Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct FenceReport {
@@ -239,7 +239,7 @@ pub struct FenceReport {
 /// Takes the answer to a fence. If it is dropped without an answer, the side that has asked learns that there is none.
 pub type FenceReply = Box<dyn FnOnce(crate::Result<FenceReport>) + Send>;
 
-/// A grant in the form that the receiver sends: what the sender may send to it. Imms and messages are totals since the
+/// A grant as it goes over the control connection: the receiver of bytes says how much the peer may send to it. Imms and messages are totals since the
 /// connection began. So a grant that arrives twice changes nothing.
 #[derive(serde::Serialize, serde::Deserialize, Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct WireGrant {

@@ -14,8 +14,8 @@ use crate::spi::{Batch, WorkKind, WorkRequest};
 use crate::trace::GrantOf;
 use crate::{Error, Time, Trigger};
 
-/// A rail is far behind if it has posted less than 7/8 of what another one has, or if 1/8 of its pieces is left. Rails of one
-/// speed end closer together, and pieces should not change their rail then.
+/// A rail is far behind if it has posted less than 7/8 of what another one has, or if 1/8 of its pieces is left. Rails of equal
+/// speed differ by less when they end, and their pieces should stay where they are.
 const FAR_BEHIND: u32 = 8;
 
 /// What the engine posts for an operation.
@@ -87,7 +87,8 @@ pub(crate) struct ActiveRail {
     pub bytes: u64,
     /// The next piece to post.
     pub next: u32,
-    /// For a list: the segment of the run that is being posted, or of the last one.
+    /// For a list: the segment (neighbouring pieces of the same local and remote region) of the run that is being posted, or of
+    /// the last one.
     pub segment: u32,
     /// Whether the operation is in the rail's queue. Also true while its pieces are handed over, so that
     /// `Engine::queue` passes over them.
@@ -111,7 +112,7 @@ pub(crate) struct ActiveRail {
 /// rail has put aside to post such pieces first.
 #[derive(Debug, Default)]
 pub(crate) struct Unplaced {
-    /// Behind those that were put aside, those to be posted again.
+    /// First those that were put aside. The last `replays` ranges are those to be posted again.
     ranges: Vec<RailRange>,
     /// How many of `ranges` are to be posted again.
     replays: usize,
@@ -132,7 +133,7 @@ impl Unplaced {
         self.ranges.is_empty()
     }
 
-    /// Takes at most one part in `parts` of the pieces, all from one range: of those to be posted again, if there are any.
+    /// Takes at most 1/`parts` of the pieces, all from one range. If there are pieces to be posted again, takes only these.
     fn take(&mut self, parts: u32) -> Option<RailRange> {
         let from = if self.replays > 0 { self.ranges.len() - self.replays } else { 0 };
         let all: u32 = self.ranges[from..].iter().map(|range| range.len()).sum();
@@ -307,7 +308,7 @@ impl ActiveOp {
     }
 
     /// Whether requests of the current stage may be posted again over another rail, once nothing of them can arrive any
-    /// more.
+    /// more. Also true if the operation has failed and posts nothing any more.
     pub fn may_repeat(&self) -> bool {
         self.stage == Stage::Imm || self.may_change_rails() || self.error.is_some()
     }

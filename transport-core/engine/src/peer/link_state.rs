@@ -11,7 +11,8 @@ use crate::{Error, Result};
 /// The engine's state of the link to one peer.
 pub(crate) struct LinkState {
     pub peer: Arc<PeerState>,
-    /// The slot over which each rail sends. `None` if the rail is not paired, or once the slot is gone.
+    /// The slot over which each rail sends. `None` if the rail is not paired, once its path is broken, and once
+    /// the slot is gone.
     pub send_slots: Vec<Option<PeerSlot>>,
     /// Slots that only receive, with their rails, until they are gone.
     pub receive_slots: Vec<(usize, PeerSlot)>,
@@ -38,11 +39,11 @@ pub(crate) struct BrokenPath {
     pub error: Error,
     /// The requests that were posted over it, that this side's device has ended, and that may have arrived.
     pub lost: Vec<PostedPiece>,
-    /// The peer's answer: from then on nothing arrives any more.
+    /// The peer's answer. If it is `Ok`, nothing arrives any more; if it is an error, bytes may.
     pub fenced: Option<Result<FenceReport>>,
 }
 
-/// The link that has a slot.
+/// The link that a slot belongs to, and what has arrived over the slot.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SlotLink {
     pub link: u32,

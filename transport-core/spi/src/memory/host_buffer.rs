@@ -15,7 +15,7 @@ pub struct HostBuffer {
 }
 
 impl HostBuffer {
-    /// Allocates `len` zeroed bytes, at least one. The kernel has committed all of them when this returns, so that no
+    /// Allocates `len` zeroed bytes. `len` must not be 0. The kernel has committed all of them when this returns, so that no
     /// later access finds memory short.
     ///
     /// # Errors
