@@ -25,7 +25,7 @@ struct Offer {
     address: Vec<u8>,
     /// The peer tag that this side gives the peer. The peer sends it with each request.
     peer_tag: u32,
-    /// The address and key on this side that a request of the peer without bytes names.
+    /// The address and key on this side that the peer uses in requests that have no bytes.
     empty_write_target: EmptyWriteTarget,
 }
 

@@ -1,5 +1,6 @@
-//! Replaces the libfabric endpoint when requests to an aborted peer do not end, since libfabric cannot cancel a single request,
-//! only close the endpoint that it was posted to; and when a peer has lost its device, so that nothing of it arrives any more.
+//! Replaces the libfabric endpoint, for one of two reasons. Requests to an aborted peer do not end: libfabric cannot cancel a
+//! single request, only close the endpoint that it was posted to. Or a peer has lost its device: nothing that the device has
+//! sent may arrive any more.
 //!
 //! Other peers must not lose requests. So the backend first opens the next endpoint, and the engine sends its address
 //! to the peers (`Event::EndpointChanged`). One peer after the other confirms the new address; from then on both sides
@@ -19,7 +20,7 @@ use crate::peers::{Destination, SlotView};
 
 /// How long requests to an aborted peer may take, for a provider that ends them when their endpoint is closed.
 const GRACE: Duration = Duration::from_secs(2);
-/// How long they may take over EFA's own protocols. There, closing an endpoint waits for the requests that the card
+/// How long these requests may need to end with EFA's own protocols. There, closing an endpoint waits for the requests that the card
 /// has, under a lock that the next endpoint needs (`efa_rdm_ep_wait_send`). After this time the card itself has failed them.
 /// Requests that the provider never gave to the card never end, but closing does not wait for those
 /// (`EFA_RDM_OPE_QUEUED_BEFORE_HANDSHAKE`).
@@ -51,7 +52,7 @@ impl EfaEndpoint {
         let mut is_read = true;
         if let Some(mut retiring) = self.retiring.take() {
             self.poll_endpoint(&mut retiring.endpoint, into);
-            // Otherwise it may have arrivals, which would be lost if it were closed.
+            // If the poll has filled all room, there may be more arrivals, which would be lost if the endpoint were closed.
             is_read = self.events.len() < into.spare();
             self.retiring = Some(retiring);
         }

@@ -234,7 +234,7 @@ impl Peers {
             };
             return Poll::Ready(Err(Error::new(ErrorKind::Unsupported, "fence", why)));
         }
-        if table.is_reachable(fence.last) { Poll::Pending } else { Poll::Ready(Ok(())) }
+        if table.is_any_open_up_to(fence.last) { Poll::Pending } else { Poll::Ready(Ok(())) }
     }
 
     /// Refuses the fences that would need another endpoint.

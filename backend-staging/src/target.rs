@@ -26,8 +26,8 @@ struct TargetSlot {
     request: Option<NumberedRequest>,
     /// The right to access the region, from the check of the slot request until the copy has completed.
     access: Option<PeerAccess>,
-    /// Whether the internal work request of the current step has failed, so that the next poll posts it again. It may
-    /// have failed only because another work request was aborted.
+    /// Whether the internal work request of the current step has failed, so that the next poll posts it again. The
+    /// failure may not be its own: the abort of another work request can fail it, too.
     must_send_again: bool,
 }
 

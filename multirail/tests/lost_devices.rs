@@ -15,7 +15,7 @@ use std::time::Duration;
 use backend_loopback::{LinkModel, Loopback, LoopbackConfig};
 use multirail::{
     Access, Clock, ErrorKind, Fabric, FabricBuilder, Op, Outcome, Pages, Peer, ReadOptions, Region,
-    RemoteRegion, Time, TransportConfig, VirtualClock, WriteOptions,
+    RemoteRegion, SendOptions, Time, TransportConfig, VirtualClock, WriteOptions,
 };
 
 const PAGE: usize = 256;
@@ -26,6 +26,10 @@ const OPS: usize = 8;
 /// The bytes that the target writes over what an operation has moved, once the operation has ended.
 const OVERWRITTEN: u8 = 0xa5;
 const DEADLINE: Duration = Duration::from_secs(10);
+
+/// How operations may end that do not succeed.
+const ENDS: [ErrorKind; 4] =
+    [ErrorKind::PeerDied, ErrorKind::Closed, ErrorKind::DeviceLost, ErrorKind::DeadlineExceeded];
 
 /// What happens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -164,6 +168,21 @@ impl Hosts {
         Running { op: Some(op.unwrap()), kind, imm, part }
     }
 
+    /// Sends messages with an imm to the target, which has a receive for each, and does not count them as imms. Returns the operations of both sides.
+    fn exchange_messages(&self, count: usize) -> Vec<Op> {
+        let alloc = |side: usize| {
+            let fabric = self.fabrics[side].as_ref().unwrap();
+            (fabric, fabric.alloc(PAGE, Access::LOCAL).unwrap())
+        };
+        let ((_, from), (target, into)) = (alloc(0), alloc(1));
+        let options = SendOptions::new().imm(0).deadline(DEADLINE);
+        let exchange = |_| {
+            let receive = target.recv(&into, 0..PAGE).unwrap();
+            [receive, self.to_target.send_with(&from, 0..PAGE, &options).unwrap()]
+        };
+        (0..count).flat_map(exchange).collect()
+    }
+
     /// Runs one turn of both fabrics. If nothing happens, moves the clock to what happens next, but not beyond `limit`.
     /// False if nothing happens until then.
     fn turn(&self, limit: Time) -> bool {
@@ -237,6 +256,7 @@ fn run(fault: Fault, seed: u64, is_fenced: bool, tally: &mut Tally) {
     let target = LinkModel { fence_takes, ignores_fences: !is_fenced, ..link.clone() };
     let mut hosts = Hosts::new(devices, groups, initiator, target, seed);
     let one_imm = random.bool();
+    let mut messages = hosts.exchange_messages(random.usize(..3));
     let mut running: Vec<_> = (0..OPS)
         .map(|number| {
             let kind = [
@@ -294,10 +314,7 @@ fn run(fault: Fault, seed: u64, is_fenced: bool, tally: &mut Tally) {
                     assert!(hosts.turn(deadline), "an operation hangs behind a kill");
                 };
                 let kind = result.as_ref().map_or_else(|error| error.kind(), |_| ErrorKind::Io);
-                assert!(
-                    [ErrorKind::PeerDied, ErrorKind::Closed, ErrorKind::DeviceLost, ErrorKind::Io]
-                        .contains(&kind)
-                );
+                assert!(kind == ErrorKind::Io || ENDS.contains(&kind), "{kind:?}");
                 hosts.check(running, &result);
                 tally.other += 1;
                 results.push((running.imm, running.kind, result));
@@ -306,6 +323,11 @@ fn run(fault: Fault, seed: u64, is_fenced: bool, tally: &mut Tally) {
         }
         assert!(more || results.len() == OPS, "an operation hangs");
     }
+    for message in &mut messages {
+        let kind = message.try_result().and_then(Result::err).map(|error| error.kind());
+        assert!(kind.is_none_or(|kind| ENDS.contains(&kind)), "a message ended with {kind:?}");
+    }
+    drop(messages);
     tally.replayed +=
         hosts.fabrics.iter().flatten().flat_map(Fabric::counters).map(|rail| rail.replayed).sum::<u64>();
     // Everything that is late arrives now.

@@ -42,8 +42,8 @@ impl PeerTable {
         endpoint.map(|endpoint| (endpoint.number, endpoint.address.clone())).ok_or_else(lost)
     }
 
-    /// Whether an endpoint is open to which the peer of a fenced slot may have sent.
-    pub(super) fn is_reachable(&self, last: u32) -> bool {
+    /// Whether libfabric has an endpoint open whose number is at most `last` ([`FencedSlot::last`]).
+    pub(super) fn is_any_open_up_to(&self, last: u32) -> bool {
         let open = self.endpoints.iter().map(|endpoint| endpoint.number);
         open.chain(self.closing.iter().copied()).any(|number| number <= last)
     }
@@ -55,8 +55,8 @@ impl PeerTable {
         owners.peek().is_some() && !owners.any(SlotState::is_up)
     }
 
-    /// Whether this side still knows another address with the same queue pair. Its peer is gone, and its queue pair's
-    /// number was given to a new queue pair.
+    /// Whether this side still knows another address with the same GID and queue pair number, and with another key. It belongs to
+    /// a peer that is gone; the number was given to a new queue pair.
     ///
     /// The provider finds queue pairs by their numbers. If it removed the older address, it would remove the newer
     /// queue pair, and crash when the newer address is removed later (`efa_conn_release`; 1.17 to 2.5).

@@ -18,7 +18,7 @@ use crate::op::OpId;
 use crate::spi::{Event, FenceReport, PeerSlot, Status};
 use crate::{Error, ErrorKind, Outcome, PeerId, Result, Time};
 
-/// The most polls in one step for what has arrived before a fence.
+/// How often one step polls a rail at most for one fence. These polls take what has arrived before the fence is answered.
 const MAX_POLLS_PER_FENCE: usize = 64;
 
 impl Engine {
@@ -122,8 +122,8 @@ impl Engine {
         }
     }
 
-    /// Acknowledges requests that may have been evicted, that is, do not count in the send window any more because nothing had
-    /// completed for long: their peer responds again. Returns their operation and their
+    /// Acknowledges requests that may have been evicted from the send window because nothing had completed for long. If they
+    /// were, their peer responds again, and its operations go on. Returns their operation and their
     /// number.
     #[cold]
     fn acknowledge_evicted(&mut self, rail: usize, id: u64, count: u32) -> Option<(u32, u32)> {
@@ -331,8 +331,8 @@ impl Engine {
         }
     }
 
-    /// Tells a peer with more rails than this side that a lost device takes nothing any more of what the peer alone sends to
-    /// it: by fences whose answers are about nothing.
+    /// This side's device is lost. A peer with more rails than this side also sends to it over slots over which this side never
+    /// sends. Asks the peer for a fence for each of them, so that the peer learns of the loss, and ignores the answers.
     pub(super) fn announce_loss(&self, rail: usize, link: u32) {
         let Some(state) = self.links[link as usize].as_ref().filter(|state| !state.has_failed) else {
             return;
@@ -418,9 +418,9 @@ impl Engine {
         self.settle_path(rail, link);
     }
 
-    /// Once this side's device has ended all requests on a broken path and the peer has answered, nothing of them can arrive
-    /// any more. So other rails post them again, except imms that have arrived. Fails the operations of which nobody knows
-    /// what has arrived, and all if the peer cannot fence its end.
+    /// Acts once this side's device has ended all requests on a broken path and the peer has answered. If the peer has fenced its
+    /// end, nothing of these requests can arrive any more: other rails post them again, except imms that have arrived. An
+    /// operation fails if nobody knows whether its imms have arrived. If the peer cannot fence its end, all of them fail.
     fn settle_path(&mut self, rail: usize, link: u32) {
         let Some(Some(state)) = self.links.get_mut(link as usize) else { return };
         let sent = state.sent_imms(rail);
@@ -764,8 +764,8 @@ impl Engine {
         true
     }
 
-    /// Looks for rails that take what an operation has handed over, from the next step on. An operation that waits for its
-    /// trigger does so when it starts.
+    /// From the next step on, the engine looks for rails that take what an operation has handed over. Does nothing if the
+    /// operation waits for its trigger: the trigger calls this again.
     pub(super) fn await_takers(&mut self, op: u32) {
         let Some(active) = &self.active[op as usize] else { return };
         if active.has_untaken() && active.trigger.is_none() && !self.handed_over.contains(&active.id) {
@@ -990,7 +990,7 @@ impl Engine {
                 let cancelled = || interrupted(ErrorKind::Cancelled, &active.work);
                 let (link, error) = (active.link, active.error.clone().unwrap_or_else(cancelled));
                 self.complete_early(op, error);
-                // What waits for a fence, an abort does not end.
+                // An abort does not end requests that wait for a fence.
                 if !self.waits_for_fence_alone(op) {
                     self.abort_link(link);
                 }

@@ -470,7 +470,8 @@ impl Engine {
     }
 
     fn cancel(&mut self, id: OpId) {
-        // In an engine for notifications no operation is a receive, so its many posted receives need not be searched.
+        // An engine for notifications has many posted receives. All belong to pools and none is an operation, so there is no
+        // receive to cancel and none to search for.
         let may_receive = !self.handle.for_notifications;
         if !self.handle.table.is_under_way(id)
             || may_receive && self.receives.cancel(id, &mut self.rails, &self.handle)

@@ -55,9 +55,9 @@ pub trait Endpoint: Send {
     /// the device touches none of its memory after that.
     fn abort(&mut self, peer: PeerSlot);
 
-    /// Whether the device is lost: [`Event::DeviceLost`](crate::Event::DeviceLost) was or will be reported, and says what
-    /// becomes of requests that fail with [`ErrorKind::DeviceLost`](crate::ErrorKind::DeviceLost). Such a failure of a working
-    /// device is about its request alone, for example if the memory's GPU is lost.
+    /// Whether the device is lost, that is, whether [`Event::DeviceLost`](crate::Event::DeviceLost) was or will be reported. If it
+    /// is, that event decides about all requests that fail with [`ErrorKind::DeviceLost`](crate::ErrorKind::DeviceLost). If it
+    /// is not, such a failure says nothing about other requests: for example, the GPU of the request's memory is lost.
     fn is_lost(&self) -> bool {
         false
     }

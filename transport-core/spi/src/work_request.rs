@@ -145,7 +145,7 @@ pub enum Event {
     /// The device is lost: no request that was posted to this endpoint touches memory of this side any more. Bytes that
     /// are on their way to a peer may still land there.
     ///
-    /// The engine takes all requests that were not reported as done for lost, whether they were reported as failed with
+    /// The engine considers every request lost that was not reported as done, whether it was reported as failed with
     /// [`ErrorKind::DeviceLost`](crate::ErrorKind::DeviceLost) or not. No event about requests follows.
     DeviceLost {
         /// Why.
@@ -228,7 +228,7 @@ impl Completions {
     }
 }
 
-/// What a side has received over a rail pair (a rail of this side and a rail of the peer that send to each other), once nothing that its peer has posted there can arrive any more
+/// What a side has received over a rail pair (connected rails of this side and of the peer), once nothing that its peer has posted there can arrive any more
 /// ([`Connector::fence`](crate::Connector::fence)).
 #[derive(serde::Serialize, serde::Deserialize, Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct FenceReport {

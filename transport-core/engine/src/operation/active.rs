@@ -14,8 +14,9 @@ use crate::spi::{Batch, WorkKind, WorkRequest};
 use crate::trace::GrantOf;
 use crate::{Error, Time, Trigger};
 
-/// A rail is far behind if it has posted less than 7/8 of what another one has, or if 1/8 of its pieces is left. Rails of equal
-/// speed differ by less when they end, and their pieces should stay where they are.
+/// A rail that has posted all of its pieces compares another one with itself. The other one is far behind if it has posted less
+/// than 7/8 as many, or if at least 1/8 of its own is left. Rails of equal speed differ by less when they end, and their pieces
+/// should stay where they are.
 const FAR_BEHIND: u32 = 8;
 
 /// What the engine posts for an operation.
@@ -108,11 +109,11 @@ pub(crate) struct ActiveRail {
     pub base: u64,
 }
 
-/// Pieces that are in no rail's range: those that a lost device had posted, and that are to be posted again, and those that a
-/// rail has put aside to post such pieces first.
+/// Pieces that are in no rail's range. There are two kinds: *replays*, which a lost device had posted and other rails post again,
+/// and pieces that a rail has put aside because it posts replays first.
 #[derive(Debug, Default)]
 pub(crate) struct Unplaced {
-    /// First those that were put aside. The last `replays` ranges are those to be posted again.
+    /// First those that were put aside. The last `replays` ranges are the replays.
     ranges: Vec<RailRange>,
     /// How many of `ranges` are to be posted again.
     replays: usize,
@@ -257,8 +258,8 @@ impl ActiveOp {
     }
 
     /// Lets `rail`, which has posted all of its pieces, take pieces of another one. If a rail has pieces that are handed over,
-    /// it takes an even part of them. Otherwise it takes half of what the rail with most left has, if that rail is far behind.
-    /// `margin` is how many bytes rails of the same speed may be apart. Returns how many it took.
+    /// it takes an even part of them. Otherwise it looks at the rail that has most left, and takes half of that if the rail is
+    /// far behind. `margin` is how many bytes rails of the same speed may be apart. Returns how many pieces it took.
     #[cold]
     pub fn take_over(&mut self, rail: usize, margin: impl Fn(usize) -> u64) -> u32 {
         let share = &self.rails[rail];
@@ -376,7 +377,8 @@ impl ActiveOp {
         }
     }
 
-    /// The imm that each piece of the current stage carries, if the receiver counts it: that of a message it does not count.
+    /// The imm that each piece of the current stage carries, if the receiver counts it. `None` for a message: the receiver does
+    /// not count its imm.
     pub fn counted_imm(&self) -> Option<u32> {
         self.piece_imm().filter(|_| self.work.kind == WorkKind::Write)
     }

@@ -14,7 +14,8 @@ pub(crate) struct LinkState {
     /// The slot over which each rail sends. `None` if the rail is not paired, once its path is broken, and once
     /// the slot is gone.
     pub send_slots: Vec<Option<PeerSlot>>,
-    /// Slots that only receive, with their rails, until they are gone.
+    /// The slots over which only the peer sends, because it has more rails than this side or because the path is broken. Each with
+    /// its rail, until it is gone.
     pub receive_slots: Vec<(usize, PeerSlot)>,
     /// Whether the link has failed. The engine reuses its index once all slots are gone and no operation is left.
     pub has_failed: bool,

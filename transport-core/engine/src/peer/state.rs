@@ -28,7 +28,7 @@ pub struct PeerState<C: ?Sized = dyn PeerEvents> {
     pub imms: ImmCounts,
     is_alive: AtomicBool,
     close_reason: OnceLock<Error>,
-    /// What the owner keeps of the peer.
+    /// The owner's side of the peer. An engine calls it, by [`PeerEvents`], when something rare happens.
     pub context: C,
 }
 
