@@ -111,7 +111,9 @@ impl EfaEndpoint {
         let aborted: u32 = self.aborted.iter().map(|(peer, _)| self.outstanding[peer.0 as usize]).sum();
         let is_needed =
             retiring.endpoint.posted.requests > aborted as usize || (0..).zip(&self.slots).any(uses_it);
-        // Closing would wait for the requests to a fenced peer, until the card has failed these requests ([`EFA_GRACE`]).
+        // With EFA's own protocols, closing waits for the requests that the card has. If the time of an abort is over, the card
+        // has failed them by now. If the endpoint is replaced for a fence, the card may have requests to the fenced peer for up
+        // to [`EFA_GRACE`].
         let is_busy = self.domain.device.info.uses_efa_protocols() && retiring.endpoint.posted.requests > 0;
         let blocks = is_busy && self.aborted.iter().all(|(_, until)| *until > now) && age < EFA_GRACE;
         let Some(retiring) = &mut self.retiring else { return };

@@ -70,7 +70,7 @@ impl Peers {
             None => table.peer_tags.push(PeerTag::first(index as u32)),
         }
         table.slots[index] = SlotState::Offered(endpoint);
-        // None, unless the slot was fenced as its last peer left.
+        // Usually there is nothing to remove. There is a fence if the slot was fenced while its previous peer was leaving.
         table.fences.retain(|fence| fence.slot.0 as usize != index);
         Ok((PeerSlot(index as u32), address))
     }

@@ -331,8 +331,8 @@ impl Engine {
         }
     }
 
-    /// This side's device is lost. A peer with more rails than this side also sends to it over slots over which this side never
-    /// sends. Asks the peer for a fence for each of them, so that the peer learns of the loss, and ignores the answers.
+    /// This side's device of a rail is lost. If the peer has more rails than this side, some slots of the rail only receive. Asks
+    /// the peer for a fence of each such slot, so that the peer learns of the loss. This side ignores the answers.
     pub(super) fn announce_loss(&self, rail: usize, link: u32) {
         let Some(state) = self.links[link as usize].as_ref().filter(|state| !state.has_failed) else {
             return;

@@ -81,7 +81,7 @@ pub struct Engine {
     pub(super) unsettled_paths: Vec<(usize, u32)>,
     pub(super) receives: Receives,
     pub(super) revocations: Revocations,
-    /// The `Peer::drain` calls that wait until the operations to a peer have ended.
+    /// The waits for operations: those of `Peer::drain` to a peer, those of `Fabric::drain_device` on a rail.
     pub(super) drains: Drains,
     /// Operations whose trigger was not due in the last step.
     pub(super) waiting_for_trigger: Vec<OpId>,
@@ -246,8 +246,9 @@ impl Engine {
         // The rule is at `Capabilities::idle_backoff`.
         let backoff = idle_backoff.map(|it| (idle / 8).min(it * (self.rails.len() as u32 + 15) / 16));
         // A `revoke` operation waits until no peer accesses the region, and no event tells the engine when that is so.
-        // So the engine polls while any `revoke` operation waits. A revocation that no operation waits for does not
-        // wait for peers: it ends once this side no longer uses the region, and the end of that use wakes the worker.
+        // So the engine polls while any `revoke` operation waits. A revocation without such an
+        // operation needs no polling: it does not depend on peers, and ends with the last request or receive of this side on
+        // the region, an event that wakes the worker.
         let poll_again = if can_be_woken && self.revocations.awaited() == 0 { None } else { backoff };
         // No event tells that a trigger is due.
         let waits_for_trigger = !self.waiting_for_trigger.is_empty();

@@ -100,8 +100,8 @@ pub trait Connector: Send + Sync {
     }
 
     /// Fences the slot: makes sure that no request of the peer that was posted over this pair of rails can touch memory
-    /// of this side any more. The peer asks for it after its device was lost, before it posts the requests again over
-    /// others. Returns `Pending` while bytes may still land; the engine calls again until the answer is `Ready`. Never
+    /// of this side any more. The peer asks for it after one of the two devices was lost, before it posts the requests again
+    /// over other rails. Returns `Pending` while bytes may still land; the engine calls again until the answer is `Ready`. Never
     /// blocks. What has arrived before is reported as usual. The slot stays until it is disconnected.
     ///
     /// # Errors
@@ -130,7 +130,8 @@ pub struct RemoteKey {
 }
 
 impl RemoteKey {
-    /// The bit of `base` that marks a staged region. No address of a process and no offset has this bit. Only a domain
+    /// The bit that marks a staged region, in `base` and so in the remote addresses of requests. `backend-staging` sets it in the
+    /// local keys of its staged regions, too. No address of a process and no offset has this bit. Only a domain
     /// that [supports staging](Capabilities::supports_staging) imports such a key.
     pub const STAGED: u64 = 1 << 63;
 

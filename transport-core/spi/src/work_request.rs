@@ -3,7 +3,8 @@
 use crate::ErrorKind;
 use crate::copy::CopyStrategy;
 
-/// The number of a connected peer in a domain. Numbers are small, because they index lists. A domain does not use a
+/// The number of a connection to a domain of a peer, that is, of a rail pair. A peer with more rails than this side has several
+/// slots in one domain. Numbers are small, because they index lists. A domain does not use a
 /// number again before the engine has acted on its `PeerGone`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct PeerSlot(pub u32);
@@ -145,8 +146,8 @@ pub enum Event {
     /// The device is lost: no request that was posted to this endpoint touches memory of this side any more. Bytes that
     /// are on their way to a peer may still land there.
     ///
-    /// The engine considers every request lost that was not reported as done, whether it was reported as failed with
-    /// [`ErrorKind::DeviceLost`](crate::ErrorKind::DeviceLost) or not. No event about requests follows.
+    /// The engine considers a request lost if it was not reported at all, or was reported as failed with
+    /// [`ErrorKind::DeviceLost`](crate::ErrorKind::DeviceLost). All others have ended. No event about requests follows.
     DeviceLost {
         /// Why.
         status: Status,

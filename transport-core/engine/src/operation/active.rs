@@ -14,9 +14,9 @@ use crate::spi::{Batch, WorkKind, WorkRequest};
 use crate::trace::GrantOf;
 use crate::{Error, Time, Trigger};
 
-/// A rail that has posted all of its pieces compares another one with itself. The other one is far behind if it has posted less
-/// than 7/8 as many, or if at least 1/8 of its own is left. Rails of equal speed differ by less when they end, and their pieces
-/// should stay where they are.
+/// A rail that has posted all of its pieces looks at another rail. The other rail is far behind if it has posted less than 7/8 as
+/// many pieces as this one, or if at least 1/8 of the other rail's range is not posted yet. Rails of equal speed differ by less
+/// when they end, and their pieces should stay where they are.
 const FAR_BEHIND: u32 = 8;
 
 /// What the engine posts for an operation.
@@ -190,7 +190,7 @@ impl ActiveOp {
 
     // ---- pieces that change their rail ----
 
-    /// Whether any of the rails that `counts` is true for reaches the peer and the regions.
+    /// Whether a rail reaches the peer and the regions. Only rails for which `counts` returns true are considered.
     #[cold]
     pub fn is_reached_by(&self, rails: &[Rail], counts: impl Fn(&Rail) -> bool) -> bool {
         self.rails.iter().zip(rails).any(|(share, rail)| share.usable() && counts(rail))
@@ -235,8 +235,8 @@ impl ActiveOp {
         bytes
     }
 
-    /// Gives `rail` pieces that are in no rail's range. A rail that has pieces of its own left puts them aside for those
-    /// that are posted again. Returns how many it got.
+    /// Gives `rail` pieces that are in no rail's range; returns how many. Replays come first: if there are any and the rail still
+    /// has pieces of its own, it puts its own aside and takes replays instead.
     #[cold]
     pub fn take_unplaced(&mut self, rail: usize) -> u32 {
         let share = &self.rails[rail];
@@ -257,9 +257,9 @@ impl ActiveOp {
         taken.len()
     }
 
-    /// Lets `rail`, which has posted all of its pieces, take pieces of another one. If a rail has pieces that are handed over,
-    /// it takes an even part of them. Otherwise it looks at the rail that has most left, and takes half of that if the rail is
-    /// far behind. `margin` is how many bytes rails of the same speed may be apart. Returns how many pieces it took.
+    /// Lets `rail`, which has posted all of its pieces, take pieces of another one. If another rail has pieces that are handed over,
+    /// `rail` takes an even part of them. Otherwise `rail` looks at the one that has most left, and takes half of that if that
+    /// one is far behind. `margin` is how many bytes rails of the same speed may be apart. Returns how many pieces it took.
     #[cold]
     pub fn take_over(&mut self, rail: usize, margin: impl Fn(usize) -> u64) -> u32 {
         let share = &self.rails[rail];
