@@ -18,9 +18,10 @@ use crate::fabric_endpoint::FabricEndpoint;
 use crate::library::Info;
 use crate::peers::{Destination, SlotView};
 
-/// How long requests to an aborted peer may take, for a provider that ends them when their endpoint is closed.
+/// How long requests to an aborted peer may take to end before the backend replaces the endpoint. This is for providers without
+/// EFA's own protocols: there, closing the endpoint ends the requests at once.
 const GRACE: Duration = Duration::from_secs(2);
-/// How long these requests may need to end with EFA's own protocols. There, closing an endpoint waits for the requests that the card
+/// The same time for EFA's own protocols. With these, closing an endpoint waits for the requests that the card
 /// has, under a lock that the next endpoint needs (`efa_rdm_ep_wait_send`). After this time the card itself has failed them.
 /// Requests that the provider never gave to the card never end, but closing does not wait for those
 /// (`EFA_RDM_OPE_QUEUED_BEFORE_HANDSHAKE`).

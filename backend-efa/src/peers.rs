@@ -193,8 +193,8 @@ impl Peers {
         let mut table = self.lock();
         for (slot, state) in (0_u32..).zip(&mut table.slots) {
             if let SlotState::Up(peer) = state {
-                // `insert` must not remove an address while another endpoint is open. It need not: nothing has arrived at the
-                // new endpoint yet, so the provider knows no address there.
+                // `false` forbids `insert` to remove an address for a moment, since another endpoint is open. It need not
+                // anyway: nothing has arrived at the new endpoint yet, so the provider knows no address there.
                 peer.next_address = Some(av.insert(slot, &peer.remote.address, false)?);
             }
         }

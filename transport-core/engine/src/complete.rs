@@ -135,7 +135,7 @@ impl Engine {
         Some((op, pieces))
     }
 
-    /// Counts pieces of an operation as ended, all of one run or all of a broken path. Always inlined into
+    /// Counts pieces of an operation as ended. The pieces of one call belong to one run, or were lost on one broken path. Always inlined into
     /// [`Engine::acknowledge`]; the other callers are rare.
     #[inline(always)]
     fn on_pieces_ended(&mut self, rail: usize, op: u32, pieces: u32, failed: Option<Status>) {
@@ -829,7 +829,7 @@ impl Engine {
             let active = self.active[op as usize].as_mut().filter(|active| active.trigger.is_none());
             let Some(active) = active else { continue };
             let piece = active.piece_bytes().max(1);
-            // Twice what a rail may post at once.
+            // What a rail may post at once. Rails of equal speed may be apart by twice that.
             let most = |of: &Rail| of.window.limit().min(of.depth as u64 * piece);
             let pieces = active.take_over(rail, |other| most(&self.rails[other]).saturating_mul(2));
             if pieces > 0 {

@@ -158,7 +158,7 @@ pub struct Capabilities {
     pub supports_wakeup: bool,
     /// The longest sleep of an idle worker with one device, if `arm` cannot wake the worker. With n devices, the
     /// longest sleep is (n + 15) / 16 times as long. A worker sleeps for an eighth of the time for which it has been
-    /// idle, but never longer than that.
+    /// idle, but never longer than this longest sleep.
     pub idle_backoff: Duration,
 }
 

@@ -258,8 +258,8 @@ impl ActiveOp {
     }
 
     /// Lets `rail`, which has posted all of its pieces, take pieces of another one. If another rail has pieces that are handed over,
-    /// `rail` takes an even part of them. Otherwise `rail` looks at the one that has most left, and takes half of that if that
-    /// one is far behind. `margin` is how many bytes rails of the same speed may be apart. Returns how many pieces it took.
+    /// `rail` takes an even part of them. Otherwise `rail` looks at the rail with the most pieces left. If that rail is far
+    /// behind, `rail` takes half of these pieces. `margin` is how many bytes rails of the same speed may be apart. Returns how many pieces it took.
     #[cold]
     pub fn take_over(&mut self, rail: usize, margin: impl Fn(usize) -> u64) -> u32 {
         let share = &self.rails[rail];
@@ -452,7 +452,7 @@ impl ActiveOp {
         let (granted, piece) = (self.credit(group).bytes().div_ceil(engines), self.piece_bytes());
         let fit = match piece {
             0 => u64::MAX,
-            // One request always fits, however large: a grant does not limit the size of a request.
+            // If nothing is posted to the peer, one request fits, however large: a grant does not limit the size of a request.
             _ if link.posted_bytes == 0 && granted > 0 => (granted / piece).max(1),
             _ => granted.saturating_sub(link.posted_bytes) / piece,
         };
