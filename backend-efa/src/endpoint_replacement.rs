@@ -42,7 +42,7 @@ pub(crate) fn grace(info: &Info) -> Duration {
 pub(crate) struct RetiringEndpoint {
     pub(crate) endpoint: Box<FabricEndpoint>,
     since: Time,
-    /// Since when no other peer needs it. The time begins anew if one does.
+    /// Since when no peer needs it, aborted and fenced ones not counted. `None` as soon as one does.
     unused_since: Option<Time>,
 }
 
@@ -112,8 +112,8 @@ impl EfaEndpoint {
         let aborted: u32 = self.aborted.iter().map(|(peer, _)| self.outstanding[peer.0 as usize]).sum();
         let is_needed =
             retiring.endpoint.posted.requests > aborted as usize || (0..).zip(&self.slots).any(uses_it);
-        // With EFA's own protocols, closing waits for the requests that the card has. If the time of an abort is over, the card
-        // has failed them by now. If the endpoint is replaced for a fence, the card may have requests to the fenced peer for up
+        // With EFA's own protocols, closing waits for the requests that the card has. If the grace period of an aborted peer is
+        // over, the card has failed these by now. If the endpoint is replaced for a fence, the card may have requests to the fenced peer for up
         // to [`EFA_GRACE`].
         let is_busy = self.domain.device.info.uses_efa_protocols() && retiring.endpoint.posted.requests > 0;
         let blocks = is_busy && self.aborted.iter().all(|(_, until)| *until > now) && age < EFA_GRACE;
@@ -138,6 +138,7 @@ impl EfaEndpoint {
                 Posted::Receive { is_cancelled: true, .. } => {
                     self.report_failure(ended, Status { kind: ErrorKind::Cancelled, ..status });
                 }
+                // These are the backend's own receives, not the user's.
                 Posted::Receive { .. } if self.internal_receives.is_some() => {
                     self.report_failure(ended, status)
                 }

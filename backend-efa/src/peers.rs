@@ -193,8 +193,8 @@ impl Peers {
         let mut table = self.lock();
         for (slot, state) in (0_u32..).zip(&mut table.slots) {
             if let SlotState::Up(peer) = state {
-                // `false` forbids `insert` to remove an address for a moment, since another endpoint is open. It need not
-                // anyway: nothing has arrived at the new endpoint yet, so the provider knows no address there.
+                // `insert` sometimes removes an address and inserts it again, which is safe only on the only open endpoint. `false`
+                // forbids that. It is not needed here: nothing has arrived at the new endpoint yet, so the provider knows no address there.
                 peer.next_address = Some(av.insert(slot, &peer.remote.address, false)?);
             }
         }
@@ -279,6 +279,7 @@ impl Peers {
             SlotState::Free | SlotState::Leaving(_) | SlotState::Gone => return,
         };
         *state = SlotState::Leaving(address);
+        // From now on, arrivals from this address belong to another slot with the same address, if there is one.
         table.endpoints.iter().for_each(|endpoint| endpoint.av.demote(slot.0));
         self.mark_changed();
     }

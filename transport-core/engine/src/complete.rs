@@ -123,7 +123,7 @@ impl Engine {
     }
 
     /// Acknowledges requests that may have been evicted from the send window because nothing had completed for long. If they
-    /// were, their peer responds again, and its operations go on. Returns their operation and their
+    /// were, this completion shows that the peer responds again, and the rail serves the peer's link again. Returns their operation and their
     /// number.
     #[cold]
     fn acknowledge_evicted(&mut self, rail: usize, id: u64, count: u32) -> Option<(u32, u32)> {
@@ -249,6 +249,7 @@ impl Engine {
             // - The backend has noticed the end of the connection before the control plane.
             // - Another thread has ended the connection, and has told the backend, but not this engine yet. Then the
             //   reason is known.
+            // `context` is the core's side of the peer (`PeerEvents`).
             let gone = link.peer.clone();
             let lost = || Error::new(ErrorKind::PeerDied, "poll", "the backend lost the connection");
             let error = gone.close_reason().unwrap_or_else(lost);
@@ -385,7 +386,7 @@ impl Engine {
         path.lost.push(posted);
         let inflight = &mut self.rails[rail].inflight;
         let _ = inflight.acknowledge(id, 1).or_else(|| inflight.acknowledge_evicted(id, 1));
-        // The link was paused if the request was evicted.
+        // If the request was evicted, the rail skips the link since then, because the peer does not respond.
         self.rails[rail].queue.resume(link);
         self.settle_path(rail, link);
         true
@@ -864,6 +865,7 @@ impl Engine {
         let imm_comes_last = active.work.imm_comes_last();
         if active.stage != Stage::Imm
             && active.error.is_none()
+            // `is_announced`: something else than this operation's imm announces the bytes, so they have to be visible before.
             && (imm_comes_last || self.needs_flushes && active.work.is_announced())
         {
             if active.stage == Stage::Data && self.needs_flushes && self.begin_flush(op) {

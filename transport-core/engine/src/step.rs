@@ -273,8 +273,8 @@ impl Engine {
     /// The worker is about to sleep. If it wakes up without anything to do, this leaves no second record.
     pub fn on_park(&mut self) {
         self.step_time = None;
-        // An event that wakes the worker does not say which operation can post now. With a count of 0, the engine tries all
-        // queued operations again before the worker sleeps (`Engine::post`).
+        // An event that wakes the worker does not say which operation can post now. So this resets
+        // `refused_batches`: then `Engine::post` tries all queued operations again before the worker sleeps.
         self.rails.iter_mut().for_each(|rail| rail.refused_batches = 0);
         if !self.last_record_is_parked {
             self.record(TraceEvent::Parked);

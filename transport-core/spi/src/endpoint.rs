@@ -56,8 +56,8 @@ pub trait Endpoint: Send {
     fn abort(&mut self, peer: PeerSlot);
 
     /// Whether the device is lost, that is, whether [`Event::DeviceLost`](crate::Event::DeviceLost) was or will be reported. If it
-    /// is, that event decides about all requests that fail with [`ErrorKind::DeviceLost`](crate::ErrorKind::DeviceLost). If it
-    /// is not, such a failure says nothing about other requests: for example, the GPU of the request's memory is lost.
+    /// is, the engine ignores the failures with [`ErrorKind::DeviceLost`](crate::ErrorKind::DeviceLost), and handles all these
+    /// requests when it gets that event. If it is not, such a failure says nothing about other requests: for example, the GPU of the request's memory is lost.
     fn is_lost(&self) -> bool {
         false
     }

@@ -116,7 +116,7 @@ impl LinkState {
         Some(slot)
     }
 
-    /// The slots of a rail over which only the peer sends.
+    /// The slots of a rail that have only ever received, because the peer has more rails than this side.
     pub fn slots_that_only_receive(&self, rail: usize) -> impl Iterator<Item = PeerSlot> + '_ {
         let is_broken =
             move |slot: PeerSlot| self.broken_paths.iter().any(|path| path.slot == slot && path.rail == rail);
