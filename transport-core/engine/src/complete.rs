@@ -300,7 +300,7 @@ impl Engine {
 
     /// This side's device of a rail is lost, or the peer's: nothing is sent to the peer of a link over the rail any more.
     /// Other rails post what is not posted. What is posted may still arrive, so the peer is asked to fence its end.
-    pub(super) fn break_path(&mut self, rail: usize, link: u32, error: &Error) {
+    fn break_path(&mut self, rail: usize, link: u32, error: &Error) {
         let Some(state) = self.links[link as usize].as_mut().filter(|state| !state.has_failed) else {
             return;
         };
@@ -332,9 +332,20 @@ impl Engine {
         }
     }
 
+    /// A peer was admitted after devices were lost.
+    pub(super) fn break_paths_of_lost_rails(&mut self, link: u32) {
+        for rail in 0..self.rails.len() {
+            if self.rails[rail].lost.is_some() {
+                let why = format!("the device of rail {} is lost", self.rail_number(rail));
+                self.break_path(rail, link, &Error::new(ErrorKind::DeviceLost, "poll", why));
+                self.announce_loss(rail, link);
+            }
+        }
+    }
+
     /// This side's device of a rail is lost. If the peer has more rails than this side, some slots of the rail only receive. Asks
     /// the peer for a fence of each such slot, so that the peer learns of the loss. This side ignores the answers.
-    pub(super) fn announce_loss(&self, rail: usize, link: u32) {
+    fn announce_loss(&self, rail: usize, link: u32) {
         let Some(state) = self.links[link as usize].as_ref().filter(|state| !state.has_failed) else {
             return;
         };

@@ -448,12 +448,7 @@ impl Engine {
         // the address if the peer does not have the current one.
         (0..self.rails.len()).for_each(|rail| peer.context.endpoint_changed(self.handle.group, rail));
         self.links[index as usize] = Some(LinkState::new(peer, send_slots, receive_slots, renew_after));
-        for rail in (0..self.rails.len()).filter(|rail| self.rails[*rail].lost.is_some()).collect::<Vec<_>>()
-        {
-            let why = format!("the device of rail {} is lost", self.rail_number(rail));
-            self.break_path(rail, index, &Error::new(ErrorKind::DeviceLost, "poll", why));
-            self.announce_loss(rail, index);
-        }
+        self.break_paths_of_lost_rails(index);
         self.handle_early_events(index);
     }
 
