@@ -17,7 +17,8 @@ use crate::tag::{PeerTag, Tag};
 /// (`efa_cq_read_size`; 1.17, 2.1). So the queue is empty if a call returns fewer.
 pub(crate) const MAX_READ: usize = 50;
 
-/// The number of emulated writes of 64 KiB that one `fi_cq_read` of libfabric 1.17 completes: each write consists of ten packets.
+/// The number of emulated writes of 64 KiB that one `fi_cq_read` of libfabric 1.17 completes: each write consists of
+/// ten packets.
 const EMULATED_WRITES_PER_READ: usize = MAX_READ / 10;
 /// With emulated writes, a call that returns fewer completions than asked for does not mean that the queue is empty:
 /// most packets do not end a write. So one poll goes on reading after up to this many such calls.
@@ -212,8 +213,8 @@ impl EfaEndpoint {
                 if queues.emulates_writes {
                     self.pinned_addresses.insert(peer);
                 }
-                // An ambiguous error says only that the connection has ended: the peer has died, or it does not have the key
-                // of the request. The engine probes the peer to find out.
+                // An ambiguous error says only that the connection has ended: the peer has died, or it does not have
+                // the key of the request. The engine probes the peer to find out.
                 if is_ambiguous(entry.err) {
                     let kind = match is_unreachable(entry.err) {
                         true => ErrorKind::Unreachable,

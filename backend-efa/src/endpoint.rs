@@ -73,9 +73,9 @@ pub(crate) struct EfaEndpoint {
     ///
     /// The reason is a fault of 1.17 (`rxr_cq_write_tx_error`): the provider removes a failed request from its list
     /// once for each packet of the request. This can put another request, which has ended, back on the list. If the
-    /// address of that request's peer were removed, the provider's progress would follow a null pointer. The backend cannot
-    /// tell which request that is, so this covers only the peers whose own requests have failed. (1.17 also reports one
-    /// error for each packet. So the backend does not use the context of a failed request for a while:
+    /// address of that request's peer were removed, the provider's progress would follow a null pointer. The backend
+    /// cannot tell which request that is, so this covers only the peers whose own requests have failed. (1.17 also
+    /// reports one error for each packet. So the backend does not use the context of a failed request for a while:
     /// [`EfaEndpoint::retire`].)
     pub(crate) pinned_addresses: HashSet<PeerSlot>,
     /// Failures that the endpoint keeps for a while, so that the provider can connect to the peer again.
@@ -342,22 +342,11 @@ impl EfaEndpoint {
         endpoints.into_iter().flatten()
     }
 
-    /// Closes a libfabric endpoint, as [`reaper::close`] does.
-    pub(crate) fn close_endpoint(&self, endpoint: Box<FabricEndpoint>, may_have_requests: bool) -> bool {
-        let (number, peers) = (endpoint.number, &self.domain.peers);
-        let left_open = reaper::stays_open(&endpoint, may_have_requests);
-        let is_closed = reaper::close(&self.domain, endpoint, may_have_requests);
-        if left_open {
-            peers.endpoint_left_open(number);
-        }
-        is_closed
-    }
-
     /// Closes the open libfabric endpoints.
     pub(crate) fn close(&mut self) {
         for endpoint in self.take_endpoints() {
             // If libfabric does not close an endpoint, a reaper thread keeps all memory that it may touch.
-            let _ = self.close_endpoint(endpoint, self.is_lost);
+            let _ = reaper::close(&self.domain, endpoint, self.is_lost);
         }
     }
 
@@ -370,7 +359,7 @@ impl EfaEndpoint {
             let ended = endpoint.posted.end_all();
             // Closes the endpoint before the loss is reported. If libfabric does not close it, a reaper keeps all
             // memory that it may touch.
-            let _ = self.close_endpoint(endpoint, true);
+            let _ = reaper::close(&self.domain, endpoint, true);
             ended.into_iter().for_each(|ended| self.report_failure(ended, lost));
         }
         let user_receives = self.internal_receives.iter_mut().flat_map(InternalReceives::take_user_receives);

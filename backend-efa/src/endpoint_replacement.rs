@@ -1,6 +1,6 @@
-//! Replaces the libfabric endpoint, for one of two reasons. Requests to an aborted peer do not end: libfabric cannot cancel a
-//! single request, only close the endpoint that it was posted to. Or a peer has lost its device: nothing that the device has
-//! sent may arrive any more.
+//! Replaces the libfabric endpoint, for one of two reasons. Requests to an aborted peer do not end: libfabric cannot
+//! cancel a single request, only close the endpoint that it was posted to. Or a peer has lost its device: nothing that
+//! the device has sent may arrive any more.
 //!
 //! Other peers must not lose requests. So the backend first opens the next endpoint, and the engine sends its address
 //! to the peers (`Event::EndpointChanged`). One peer after the other confirms the new address; from then on both sides
@@ -17,17 +17,18 @@ use crate::endpoint::{DEVICE_LOST, EfaEndpoint, QUEUE_FULL};
 use crate::fabric_endpoint::FabricEndpoint;
 use crate::library::Info;
 use crate::peers::{Destination, SlotView};
+use crate::reaper;
 
-/// How long requests to an aborted peer may take to end before the backend replaces the endpoint. This is for providers without
-/// EFA's own protocols: there, closing the endpoint ends the requests at once.
+/// How long requests to an aborted peer may take to end before the backend replaces the endpoint. This is for providers
+/// without EFA's own protocols: there, closing the endpoint ends the requests at once.
 const GRACE: Duration = Duration::from_secs(2);
-/// The same time for EFA's own protocols. With these, closing an endpoint waits for the requests that the card
-/// has, under a lock that the next endpoint needs (`efa_rdm_ep_wait_send`). After this time the card itself has failed them.
+/// The same time for EFA's own protocols. With these, closing an endpoint waits for the requests that the card has,
+/// under a lock that the next endpoint needs (`efa_rdm_ep_wait_send`). After this time the card itself has failed them.
 /// Requests that the provider never gave to the card never end, but closing does not wait for those
 /// (`EFA_RDM_OPE_QUEUED_BEFORE_HANDSHAKE`).
 pub(crate) const EFA_GRACE: Duration = Duration::from_secs(30);
-/// How long the retiring endpoint stays open after the last peer has confirmed the new address. Peers may have posted requests
-/// to it, and no event reports when these have ended. The time is a hundred times what a deep queue takes.
+/// How long the retiring endpoint stays open after the last peer has confirmed the new address. Peers may have posted
+/// requests to it, and no event reports when these have ended. The time is a hundred times what a deep queue takes.
 const MIN_RETIREMENT: Duration = Duration::from_millis(500);
 /// The longest time that the retiring endpoint stays open for other peers: for requests to them, and until they confirm
 /// the new address.
@@ -53,7 +54,8 @@ impl EfaEndpoint {
         let mut is_read = true;
         if let Some(mut retiring) = self.retiring.take() {
             self.poll_endpoint(&mut retiring.endpoint, into);
-            // If the poll has filled all room, there may be more arrivals, which would be lost if the endpoint were closed.
+            // If the poll has filled all room, there may be more arrivals, which would be lost if the endpoint were
+            // closed.
             is_read = self.events.len() < into.spare();
             self.retiring = Some(retiring);
         }
@@ -100,8 +102,8 @@ impl EfaEndpoint {
         self.events.push_back(Event::EndpointChanged);
     }
 
-    /// Closes the retiring endpoint once no other peer needs it, and at the latest after [`MAX_RETIREMENT`], unless closing would
-    /// wait for the card.
+    /// Closes the retiring endpoint once no other peer needs it, and at the latest after [`MAX_RETIREMENT`], unless
+    /// closing would wait for the card.
     fn close_retiring(&mut self, now: Time) {
         let Some(retiring) = &self.retiring else { return };
         let (number, age) = (retiring.endpoint.number, now.since(retiring.since));
@@ -112,9 +114,9 @@ impl EfaEndpoint {
         let aborted: u32 = self.aborted.iter().map(|(peer, _)| self.outstanding[peer.0 as usize]).sum();
         let is_needed =
             retiring.endpoint.posted.requests > aborted as usize || (0..).zip(&self.slots).any(uses_it);
-        // With EFA's own protocols, closing waits for the requests that the card has. If the grace period of an aborted peer is
-        // over, the card has failed these by now. If the endpoint is replaced for a fence, the card may have requests to the fenced peer for up
-        // to [`EFA_GRACE`].
+        // With EFA's own protocols, closing waits for the requests that the card has. If the grace period of an aborted
+        // peer is over, the card has failed these by now. If the endpoint is replaced for a fence, the card may have
+        // requests to the fenced peer for up to [`EFA_GRACE`].
         let is_busy = self.domain.device.info.uses_efa_protocols() && retiring.endpoint.posted.requests > 0;
         let blocks = is_busy && self.aborted.iter().all(|(_, until)| *until > now) && age < EFA_GRACE;
         let Some(retiring) = &mut self.retiring else { return };
@@ -129,7 +131,7 @@ impl EfaEndpoint {
         let ended = endpoint.posted.end_all();
         // Closes the endpoint before it reports the ends. If libfabric does not close it, a reaper keeps all memory
         // that it may touch.
-        let is_closed = self.close_endpoint(endpoint, !ended.is_empty());
+        let is_closed = reaper::close(&self.domain, endpoint, !ended.is_empty());
         let status = Status { kind: ErrorKind::Unreachable, code: sys::FI_ECANCELED as i32 };
         let mut receives = Vec::new();
         for ended in ended {

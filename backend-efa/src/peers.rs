@@ -70,7 +70,8 @@ impl Peers {
             None => table.peer_tags.push(PeerTag::first(index as u32)),
         }
         table.slots[index] = SlotState::Offered(endpoint);
-        // Usually there is nothing to remove. There is a fence if the slot was fenced while its previous peer was leaving.
+        // Usually there is nothing to remove. There is a fence if the slot was fenced while its previous peer was
+        // leaving.
         table.fences.retain(|fence| fence.slot.0 as usize != index);
         Ok((PeerSlot(index as u32), address))
     }
@@ -193,8 +194,9 @@ impl Peers {
         let mut table = self.lock();
         for (slot, state) in (0_u32..).zip(&mut table.slots) {
             if let SlotState::Up(peer) = state {
-                // `insert` sometimes removes an address and inserts it again, which is safe only on the only open endpoint. `false`
-                // forbids that. It is not needed here: nothing has arrived at the new endpoint yet, so the provider knows no address there.
+                // `insert` sometimes removes an address and inserts it again, which is safe only on the only open endpoint.
+                // `false` forbids that. It is not needed here: nothing has arrived at the new endpoint yet, so the provider
+                // knows no address there.
                 peer.next_address = Some(av.insert(slot, &peer.remote.address, false)?);
             }
         }
@@ -203,7 +205,8 @@ impl Peers {
         Ok(())
     }
 
-    /// Fences a slot: the endpoint replaces the libfabric endpoint that its peer may have sent to. Ready once that is closed.
+    /// Fences a slot: the endpoint replaces the libfabric endpoint that its peer may have sent to. Ready once that is
+    /// closed.
     ///
     /// # Errors
     /// `Unsupported` if libfabric will never close it, or opens no other one.

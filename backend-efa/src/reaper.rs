@@ -129,11 +129,6 @@ impl Drop for ClosedGuard {
     }
 }
 
-/// Whether [`close`] leaves the endpoint open for ever.
-pub(crate) fn stays_open(endpoint: &FabricEndpoint, may_have_requests: bool) -> bool {
-    (may_have_requests || endpoint.posted.requests > 0) && endpoint.queues.close_may_hang()
-}
-
 /// Closes an endpoint of `domain`. Returns true if the endpoint is closed, or if it stays open for ever but holds no
 /// lock (`Queues::close_may_hang`). Returns false if a reaper still closes it. Then the device is given up: the backend
 /// opens nothing on it until the reaper has ended.
@@ -145,8 +140,8 @@ pub(crate) fn close(
     endpoint: Box<FabricEndpoint>,
     may_have_requests: bool,
 ) -> bool {
-    let device = domain.device.info.domain_name();
-    if stays_open(&endpoint, may_have_requests) {
+    let (device, number) = (domain.device.info.domain_name(), endpoint.number);
+    if (may_have_requests || endpoint.posted.requests > 0) && endpoint.queues.close_may_hang() {
         // No thread polls the endpoint any more, so the provider does nothing there. The card touches memory only by
         // its registration, which is closed before the memory is freed.
         tracing::warn!(
@@ -154,10 +149,10 @@ pub(crate) fn close(
             "libfabric would wait forever to close the endpoint, so the endpoint stays open"
         );
         domain.left_open.fetch_add(1, Ordering::Relaxed);
+        domain.peers.endpoint_left_open(number);
         std::mem::forget(endpoint);
         return true;
     }
-    let number = endpoint.number;
     let closing = Closing { endpoint, regions: domain.registrations.all(), domain: Arc::clone(domain) };
     let limit = match OVERDUE.load(Ordering::Relaxed) {
         0 => LIMIT,

@@ -146,7 +146,8 @@ impl Inbound {
         self.initiator_gone.store(true, Ordering::Release);
     }
 
-    /// Shuts the connection against what the peer has posted, `takes` after the first call. Returns true once it is shut.
+    /// Shuts the connection against what the peer has posted, `takes` after the first call. Returns true once it is
+    /// shut.
     pub(crate) fn fence(&self, now: Time, takes: Duration) -> bool {
         let mut gate = self.gate.lock().unwrap_or_else(PoisonError::into_inner);
         let shut_at = *gate.shut_at.get_or_insert_with(|| now.after(takes));
@@ -154,7 +155,8 @@ impl Inbound {
         gate.is_shut
     }
 
-    /// Runs `deliver`, which writes what a lost device of the peer has sent, unless the connection is shut against that.
+    /// Runs `deliver`, which writes what a lost device of the peer has sent, unless the connection is shut against
+    /// that.
     pub(crate) fn deliver_late(&self, deliver: impl FnOnce()) {
         // The lock is held meanwhile, so that nothing arrives any more once `fence` has returned true.
         let gate = self.gate.lock().unwrap_or_else(PoisonError::into_inner);

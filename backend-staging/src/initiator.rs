@@ -249,8 +249,8 @@ impl SlotInitiator {
             }
         });
         // These slot requests were posted before, so the target may be serving them. The repeated write stays in the
-        // outbox, but as a `Cancel`: the response with this
-        // sequence number, to the earlier request or to the `Cancel`, tells when the target no longer accesses its region.
+        // outbox, but as a `Cancel`: the response with this sequence number, to the earlier request or to the `Cancel`,
+        // tells when the target no longer accesses its region.
         for index in repeated {
             let slot_request = self.slot_request_of(index);
             self.connection.buffer.set_request(index, slot_request);

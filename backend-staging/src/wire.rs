@@ -15,7 +15,8 @@ pub(crate) const WAKE_IMM: u32 = 0x6b6e_6f63;
 /// A slot request, as the initiator sends it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct NumberedRequest {
-    /// The sequence number, never 0. Each new slot request of a slot has another number than the one before. A repetition or a
+    /// The sequence number, never 0. Each new slot request of a slot has another number than the one before. A
+    /// repetition or a
     /// `Cancel` has the number of the request that it is about: of all requests with one number, the target serves only the
     /// first that it sees.
     pub sequence: u32,

@@ -140,14 +140,13 @@ impl Connector for DomainState {
 
     fn next_offer(&self, slot: PeerSlot) -> Result<Option<Vec<u8>>> {
         let mut table = self.peers.lock_working()?;
-        let is_fenced = table.is_fenced(slot);
+        if table.is_fenced(slot) {
+            return Ok(None);
+        }
         let SlotState::Broken { generation: broken, offer: None } = *table.slot(slot)? else {
             return Ok(None);
         };
         drop(table);
-        if is_fenced {
-            return Ok(None);
-        }
         // This side ignores a peer that has used the last number.
         let pairs = self.pairs(self.connection(broken.saturating_add(1)))?;
         let told = self.offer(&pairs)?;

@@ -397,8 +397,8 @@ impl Peers {
         is_broken
     }
 
-    /// Stops the queue pairs of a slot for good: they take no arrival any more, and the slot gets no next connection. Pending
-    /// while queue pairs of the slot are being connected.
+    /// Stops the queue pairs of a slot for good: they take no arrival any more, and the slot gets no next connection.
+    /// Pending while queue pairs of the slot are being connected.
     ///
     /// # Errors
     /// That of the card, if it does not stop a queue pair.

@@ -168,7 +168,8 @@ impl Hosts {
         Running { op: Some(op.unwrap()), kind, imm, part }
     }
 
-    /// Sends messages with an imm to the target, which has a receive for each, and does not count them as imms. Returns the operations of both sides.
+    /// Sends messages with an imm to the target, which has a receive for each, and does not count them as imms. Returns
+    /// the operations of both sides.
     fn exchange_messages(&self, count: usize) -> Vec<Op> {
         let alloc = |side: usize| {
             let fabric = self.fabrics[side].as_ref().unwrap();

@@ -64,7 +64,8 @@ impl Hosts {
         self.to_target.write_pages_with(&self.source, &self.pages, to, &self.pages, PAGE, &options).unwrap()
     }
 
-    /// Runs one turn of both fabrics. If nothing happens, moves the clock to what happens next. False if there is nothing.
+    /// Runs one turn of both fabrics. If nothing happens, moves the clock to what happens next. False if there is
+    /// nothing.
     fn turn(&self) -> bool {
         if self.fabrics.iter().map(|fabric| fabric.step().events).sum::<usize>() == 0 {
             let due = self.fabrics.iter().map(Fabric::due).fold(Time::NEVER, Time::min);
@@ -127,8 +128,8 @@ fn a_slow_card_costs_its_share() {
     }
 }
 
-/// A lost card costs its share of the rest, and no transfer: what it had posted goes over the others as soon as the target
-/// has fenced it.
+/// A lost card costs its share of the rest, and no transfer: what it had posted goes over the others as soon as the
+/// target has fenced it.
 #[test]
 fn a_lost_card_costs_its_share() {
     const FENCE: Duration = Duration::from_micros(30);

@@ -130,7 +130,8 @@ impl Fabric {
     /// `__array_interface__` or `__cuda_array_interface__`, or a tuple (address, length) or (address, length, device),
     /// with `owner` an object that keeps the memory.
     ///
-    /// The memory must be contiguous and writable. While it is registered, peers may change the bytes as `access` allows.
+    /// The memory must be contiguous and writable. While it is registered, peers may change the bytes as `access`
+    /// allows.
     #[pyo3(signature = (object, access="all", *, owner=None))]
     fn register(
         &self,
@@ -201,7 +202,8 @@ impl Fabric {
 
     // ---- messages ----
 
-    /// Posts one receive, an operation whose outcome names the sender, the bytes and the imm. Cancel it to take it back.
+    /// Posts one receive, an operation whose outcome names the sender, the bytes and the imm. Cancel it to take it
+    /// back.
     #[pyo3(signature = (region, length=None, offset=0))]
     fn recv(&self, region: &Bound<'_, Region>, length: Option<usize>, offset: usize) -> PyResult<Operation> {
         let range = region.get().range(offset, length)?;
@@ -337,8 +339,8 @@ impl Listener {
         &self.address
     }
 
-    /// Waits for the next peer, an operation that returns a `Peer`. `await`, `wait()` or `result()` takes the peer; one that
-    /// nobody takes goes to the next `accept`.
+    /// Waits for the next peer, an operation that returns a `Peer`. `await`, `wait()` or `result()` takes the peer; one
+    /// that nobody takes goes to the next `accept`.
     fn accept(&self) -> PyResult<Operation> {
         self.future().map(Operation::of_task)
     }

@@ -77,15 +77,15 @@ impl Peer {
     }
 
     /// Sets which paths this side's operations with the peer may take, of those that the fabric allows. It applies to
-    /// operations that are submitted from now on, by any handle of the peer, and to posts of prepared transfers. Regions
-    /// stay with the transport that they were imported over: import them again for another.
+    /// operations that are submitted from now on, by any handle of the peer, and to posts of prepared transfers.
+    /// Regions stay with the transport that they were imported over: import them again for another.
     pub fn set_path_policy(&self, policy: PathPolicy) {
         self.0.context.set_path_policy(policy);
     }
 
     /// Makes a region of this peer usable here, by the first transport that both the region and the connection have. A
-    /// transport whose path the [`PathPolicy`] does not allow is taken only if there is no other; then operations on the
-    /// region are refused.
+    /// transport whose path the [`PathPolicy`] does not allow is taken only if there is no other; then operations on
+    /// the region are refused.
     ///
     /// The call may block up to 2 s per rail, while a backend asks the peer's process.
     ///
@@ -121,7 +121,8 @@ impl Peer {
         }))
     }
 
-    /// Makes the regions of a peer's [`Catalogue`](crate::Catalogue) usable here: each is imported when it is first found.
+    /// Makes the regions of a peer's [`Catalogue`](crate::Catalogue) usable here: each is imported when it is first
+    /// found.
     /// `bytes` are those of [`Catalogue::to_bytes`](crate::Catalogue::to_bytes).
     ///
     /// # Errors
@@ -130,12 +131,12 @@ impl Peer {
         RemoteCatalogue::new(self, bytes)
     }
 
-    /// Looks up a catalogue that the peer published ([`Catalogue::publish`](crate::Catalogue::publish)), and imports it:
-    /// a lookup and a read, for any number of regions.
+    /// Looks up a catalogue that the peer published ([`Catalogue::publish`](crate::Catalogue::publish)), and imports
+    /// it: a lookup and a read, for any number of regions.
     ///
     /// # Errors
-    /// Those of [`Peer::region`], [`Peer::read`] and [`Peer::import_catalogue`]; `TooLarge` if what has the name is larger
-    /// than any catalogue.
+    /// Those of [`Peer::region`], [`Peer::read`] and [`Peer::import_catalogue`]; `TooLarge` if what has the name is
+    /// larger than any catalogue.
     pub fn catalogue(&self, name: &str) -> impl Future<Output = Result<RemoteCatalogue>> + Send + 'static {
         let (peer, region) = (self.clone(), self.region(name));
         async move {
@@ -416,8 +417,8 @@ impl Peer {
         }
     }
 
-    /// Lets nothing arrive any more of what the peer has posted over a pair of rails. `reply` gets the answer; it is dropped
-    /// if the peer is gone.
+    /// Lets nothing arrive any more of what the peer has posted over a pair of rails. `reply` gets the answer; it is
+    /// dropped if the peer is gone.
     ///
     /// # Errors
     /// `Protocol` if there is no such pair.

@@ -48,15 +48,15 @@ impl PeerTable {
         open.chain(self.closing.iter().copied()).any(|number| number <= last)
     }
 
-    /// Whether all connections to this address are disconnected, and some still have requests. If both sides have connected to
-    /// each other, there are several connections. They share the provider's state of the address.
+    /// Whether all connections to this address are disconnected, and some still have requests. If both sides have
+    /// connected to each other, there are several connections. They share the provider's state of the address.
     pub(super) fn is_leaving(&self, address: &[u8]) -> bool {
         let mut owners = self.slots.iter().filter(|slot| slot.address() == Some(address)).peekable();
         owners.peek().is_some() && !owners.any(SlotState::is_up)
     }
 
-    /// Whether this side still knows another address with the same GID and queue pair number, and with another key. It belongs to
-    /// a peer that is gone; the number was given to a new queue pair.
+    /// Whether this side still knows another address with the same GID and queue pair number, and with another key. It
+    /// belongs to a peer that is gone; the number was given to a new queue pair.
     ///
     /// The provider finds queue pairs by their numbers. If it removed the older address, it would remove the newer
     /// queue pair, and crash when the newer address is removed later (`efa_conn_release`; 1.17 to 2.5).

@@ -46,8 +46,8 @@ pub struct LinkModel {
     pub lose_device: Option<u32>,
     /// The devices with these numbers are lost at these times of the fabric's clock.
     pub lose_devices_at: Vec<(u32, Time)>,
-    /// The writes that were posted to a lost device still arrive, each at a random time up to this long after the loss, as
-    /// packets do that the network delays: until the target fences them. Applies to peers within one process.
+    /// The writes that were posted to a lost device still arrive, each at a random time up to this long after the loss,
+    /// as packets do that the network delays: until the target fences them. Applies to peers within one process.
     pub late_after: Duration,
     /// How long a fence takes at this side, from the peer's request to the answer.
     pub fence_takes: Duration,

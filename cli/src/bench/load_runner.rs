@@ -194,8 +194,8 @@ impl<'a> LoadRunner<'a> {
         self.finish(&mut op, times, sampler)
     }
 
-    /// Waits for an operation. `times` are those before and after its post, if it is measured. The operation is not moved: that
-    /// would take a tenth of the time of a write of 8 bytes.
+    /// Waits for an operation. `times` are those before and after its post, if it is measured. The operation is not
+    /// moved: that would take a tenth of the time of a write of 8 bytes.
     #[inline]
     fn finish(
         &mut self,

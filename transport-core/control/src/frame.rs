@@ -159,8 +159,8 @@ pub enum Frame {
         /// The answer to the offer.
         answer: Vec<u8>,
     },
-    /// The sender's device of a pair of rails is lost. Asks the receiver to let nothing arrive any more of what was posted
-    /// there.
+    /// The sender's device of a pair of rails is lost. Asks the receiver to let nothing arrive any more of what was
+    /// posted there.
     Fence {
         /// The number of the request; the answer carries the same number.
         id: u64,

@@ -121,8 +121,8 @@ pub trait SessionPeer: Clone + Send + Sync + 'static {
     /// `Protocol`, and the errors of the backend.
     fn note_followed(&self, label: &str, pair: u16, answer: &[u8]) -> Result<()>;
 
-    /// Lets nothing arrive any more of what the peer has posted over a pair of rails. `reply` gets the answer, from another
-    /// thread or before the call returns. It is dropped if the peer is closed.
+    /// Lets nothing arrive any more of what the peer has posted over a pair of rails. `reply` gets the answer, from
+    /// another thread or before the call returns. It is dropped if the peer is closed.
     ///
     /// # Errors
     /// `Protocol` if there is no such pair.

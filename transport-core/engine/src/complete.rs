@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use super::event_hash::HashedEvent;
-use super::operation::Stage;
+use super::operation::{ActiveOp, Stage};
 use super::peer::{
     ArrivalKind, BrokenPath, FenceRequest, LinkState, LostImms, PeerProbe, SlotLink, UnconfirmedFailure,
 };
@@ -18,7 +18,8 @@ use crate::op::OpId;
 use crate::spi::{Event, FenceReport, PeerSlot, Status};
 use crate::{Error, ErrorKind, Outcome, PeerId, Result, Time};
 
-/// How often one step polls a rail at most for one fence. These polls take what has arrived before the fence is answered.
+/// How often one step polls a rail at most for one fence. These polls take what has arrived before the fence is
+/// answered.
 const MAX_POLLS_PER_FENCE: usize = 64;
 
 impl Engine {
@@ -122,9 +123,9 @@ impl Engine {
         }
     }
 
-    /// Acknowledges requests that may have been evicted from the send window because nothing had completed for long. If they
-    /// were, this completion shows that the peer responds again, and the rail serves the peer's link again. Returns their operation and their
-    /// number.
+    /// Acknowledges requests that may have been evicted from the send window because nothing had completed for long. If
+    /// they were, this completion shows that the peer responds again, and the rail serves the peer's link again.
+    /// Returns their operation and their number.
     #[cold]
     fn acknowledge_evicted(&mut self, rail: usize, id: u64, count: u32) -> Option<(u32, u32)> {
         let this = &mut self.rails[rail];
@@ -135,8 +136,8 @@ impl Engine {
         Some((op, pieces))
     }
 
-    /// Counts pieces of an operation as ended. The pieces of one call belong to one run, or were lost on one broken path. Always inlined into
-    /// [`Engine::acknowledge`]; the other callers are rare.
+    /// Counts pieces of an operation as ended. The pieces of one call belong to one run, or were lost on one broken
+    /// path. Always inlined into [`Engine::acknowledge`]; the other callers are rare.
     #[inline(always)]
     fn on_pieces_ended(&mut self, rail: usize, op: u32, pieces: u32, failed: Option<Status>) {
         let now = self.now();
@@ -286,8 +287,8 @@ impl Engine {
             self.break_path(rail, link, &error);
             self.announce_loss(rail, link);
         }
-        // The queue may still name operations of peers that are gone. Their indices are reused, and a new operation must not
-        // count as queued here.
+        // The queue may still name operations of peers that are gone. Their indices are reused, and a new operation
+        // must not count as queued here.
         self.rails[rail].queue.clear();
         for PostedPiece { id, .. } in posted {
             if self.rails[rail].inflight.find(id).is_some() && !self.keep_lost(rail, id) {
@@ -298,8 +299,9 @@ impl Engine {
         self.receives.on_device_lost(rail, &error, &self.handle);
     }
 
-    /// This side's device of a rail is lost, or the peer's: nothing is sent to the peer of a link over the rail any more.
-    /// Other rails post what is not posted. What is posted may still arrive, so the peer is asked to fence its end.
+    /// This side's device of a rail is lost, or the peer's: nothing is sent to the peer of a link over the rail any
+    /// more. Other rails post what is not posted. What is posted may still arrive, so the peer is asked to fence its
+    /// end.
     fn break_path(&mut self, rail: usize, link: u32, error: &Error) {
         let Some(state) = self.links[link as usize].as_mut().filter(|state| !state.has_failed) else {
             return;
@@ -322,8 +324,10 @@ impl Engine {
         if self.rails[rail].lost.is_none() {
             self.rails[rail].endpoint.abort(slot);
         } else {
-            for posted in self.posted_to(rail, link) {
-                self.keep_lost(rail, posted.id);
+            let posted = self.rails[rail].inflight.unacknowledged();
+            let posted: Vec<_> = posted.filter(|posted| is_of_link(&self.active, link, posted)).collect();
+            for PostedPiece { id, .. } in posted {
+                self.keep_lost(rail, id);
             }
         }
         if let Some(Some(state)) = self.links.get(link as usize) {
@@ -343,8 +347,9 @@ impl Engine {
         }
     }
 
-    /// This side's device of a rail is lost. If the peer has more rails than this side, some slots of the rail only receive. Asks
-    /// the peer for a fence of each such slot, so that the peer learns of the loss. This side ignores the answers.
+    /// This side's device of a rail is lost. If the peer has more rails than this side, some slots of the rail only
+    /// receive. Asks the peer for a fence of each such slot, so that the peer learns of the loss. This side ignores the
+    /// answers.
     fn announce_loss(&self, rail: usize, link: u32) {
         let Some(state) = self.links[link as usize].as_ref().filter(|state| !state.has_failed) else {
             return;
@@ -375,17 +380,8 @@ impl Engine {
         lost > 0 && lost == active.outstanding as usize
     }
 
-    /// The requests that are posted on a rail to the peer of a link.
-    fn posted_to(&self, rail: usize, link: u32) -> Vec<PostedPiece> {
-        let posted = self.rails[rail].inflight.unacknowledged();
-        let is_to_peer = |posted: &PostedPiece| {
-            self.active[posted.op as usize].as_ref().is_some_and(|active| active.link == link)
-        };
-        posted.filter(is_to_peer).collect()
-    }
-
-    /// Keeps a request of a broken path after this side's device has ended it. Only the peer's answer tells whether it arrives.
-    /// Returns false if its path is not broken.
+    /// Keeps a request of a broken path after this side's device has ended it. Only the peer's answer tells whether it
+    /// arrives. Returns false if its path is not broken.
     #[cold]
     fn keep_lost(&mut self, rail: usize, id: u64) -> bool {
         let Some(posted) = self.rails[rail].inflight.find(id) else { return false };
@@ -430,23 +426,25 @@ impl Engine {
         self.settle_path(rail, link);
     }
 
-    /// Acts once this side's device has ended all requests on a broken path and the peer has answered. If the peer has fenced its
-    /// end, nothing of these requests can arrive any more: other rails post them again, except imms that have arrived. An
-    /// operation fails if nobody knows whether its imms have arrived. If the peer cannot fence its end, all of them fail.
+    /// Acts once this side's device has ended all requests on a broken path and the peer has answered. If the peer has
+    /// fenced its end, nothing of these requests can arrive any more: other rails post them again, except imms that
+    /// have arrived. An operation fails if nobody knows whether its imms have arrived. If the peer cannot fence its
+    /// end, all of them fail.
     fn settle_path(&mut self, rail: usize, link: u32) {
         let Some(Some(state)) = self.links.get_mut(link as usize) else { return };
         let sent = state.sent_imms(rail);
-        let Some(path) = state.broken_path(rail).filter(|path| path.fenced.is_some()) else { return };
-        let (Some(result), error) = (path.fenced.clone(), path.error.clone()) else { return };
-        if !self.posted_to(rail, link).is_empty() {
+        let Some(path) = state.broken_path(rail) else { return };
+        let Some(result) = path.fenced.clone() else { return };
+        let mut posted = self.rails[rail].inflight.unacknowledged();
+        let is_under_way = posted.any(|posted| is_of_link(&self.active, link, &posted));
+        drop(posted);
+        if is_under_way {
             if !self.unsettled_paths.contains(&(rail, link)) {
                 self.unsettled_paths.push((rail, link));
             }
             return;
         }
-        let Some(Some(state)) = self.links.get_mut(link as usize) else { return };
-        let Some(path) = state.broken_path(rail) else { return };
-        let mut pieces = std::mem::take(&mut path.lost);
+        let (error, mut pieces) = (path.error.clone(), std::mem::take(&mut path.lost));
         pieces.sort_unstable_by_key(|posted| (posted.op, posted.piece));
         let imm_of = |posted: &PostedPiece| {
             self.active[posted.op as usize]
@@ -567,8 +565,8 @@ impl Engine {
         })
     }
 
-    /// Advances the fences that peers have asked for: answers those that the backend has finished, with what has arrived
-    /// before. Returns their number.
+    /// Advances the fences that peers have asked for: answers those that the backend has finished, with what has
+    /// arrived before. Returns their number.
     #[cold]
     pub(super) fn advance_fences(&mut self) -> usize {
         let mut answered = 0;
@@ -733,8 +731,8 @@ impl Engine {
         tracing::info!(transport = %self.handle.label, %device, "the device is taken {change} service");
     }
 
-    /// If no rail in service reaches an operation any more, its pieces that wait for a rail go to retired ones. If every rail
-    /// that reaches it is lost, it fails.
+    /// If no rail in service reaches an operation any more, its pieces that wait for a rail go to retired ones. If
+    /// every rail that reaches it is lost, it fails.
     #[cold]
     fn settle_handed_over(&mut self, op: u32) {
         let Some(active) = &mut self.active[op as usize] else { return };
@@ -755,15 +753,15 @@ impl Engine {
         }
     }
 
-    /// Hands the pieces that an operation has not posted on a rail to other rails. Returns false if there are none, or if no
-    /// rail can take them. A rail in service can; a retired one can only if `rail` is lost.
+    /// Hands the pieces that an operation has not posted on a rail to other rails. Returns false if there are none, or
+    /// if no rail can take them. A rail in service can; a retired one can only if `rail` is lost.
     #[cold]
     fn hand_over(&mut self, op: u32, rail: usize) -> bool {
         let Some(active) = &mut self.active[op as usize] else { return false };
         // Its device is lost, or the peer's.
         let (link, is_lost) = (active.link, !active.rails[rail].usable());
-        // A rail on which the link is paused takes nothing: it may stay paused for ever. Retired rails take what a lost one
-        // leaves.
+        // A rail on which the link is paused takes nothing: it may stay paused for ever. Retired rails take what a lost
+        // one leaves.
         let takes = |other: usize| {
             let other = &self.rails[other];
             !other.queue.is_paused(link) && (other.is_in_service() || is_lost && other.lost.is_none())
@@ -776,8 +774,8 @@ impl Engine {
         true
     }
 
-    /// From the next step on, the engine looks for rails that take what an operation has handed over. Does nothing if the
-    /// operation waits for its trigger: the trigger calls this again.
+    /// From the next step on, the engine looks for rails that take what an operation has handed over. Does nothing if
+    /// the operation waits for its trigger: the trigger calls this again.
     pub(super) fn await_takers(&mut self, op: u32) {
         let Some(active) = &self.active[op as usize] else { return };
         if active.has_untaken() && active.trigger.is_none() && !self.handed_over.contains(&active.id) {
@@ -786,8 +784,8 @@ impl Engine {
         }
     }
 
-    /// Gives pieces that wait for a rail to those that may take them. An idle rail also takes pieces of a rail that is far
-    /// behind. Returns how often a rail took some: it posts them in this step.
+    /// Gives pieces that wait for a rail to those that may take them. An idle rail also takes pieces of a rail that is
+    /// far behind. Returns how often a rail took some: it posts them in this step.
     #[cold]
     pub(super) fn take_over_pieces(&mut self) -> usize {
         self.may_take_over = false;
@@ -1019,6 +1017,11 @@ impl Engine {
         }
         expired
     }
+}
+
+/// Whether a posted request is one to the peer of a link.
+fn is_of_link(active: &[Option<ActiveOp>], link: u32, posted: &PostedPiece) -> bool {
+    active[posted.op as usize].as_ref().is_some_and(|active| active.link == link)
 }
 
 /// The numbers of requests that succeeded and that failed.

@@ -60,9 +60,9 @@ pub struct EngineHandle {
     pub stall_monitor: Arc<StallMonitor>,
     /// What the transport's peers may send us. All engines of the transport share it.
     pub receiver_credits: Arc<ReceiverCredits>,
-    /// Whether the engine carries notifications (bytes for the peer's program, alone or behind a transfer), and no requests of
-    /// the user but warm-ups. Then a message counts for the sender's grant only once its buffer is free again, not when it
-    /// arrives. So the grants of all peers never exceed the receives that are posted.
+    /// Whether the engine carries notifications (bytes for the peer's program, alone or behind a transfer), and no
+    /// requests of the user but warm-ups. Then a message counts for the sender's grant only once its buffer is free
+    /// again, not when it arrives. So the grants of all peers never exceed the receives that are posted.
     pub for_notifications: bool,
     /// Whether the worker sleeps. A thread that adds a command then wakes it.
     pub parked: AtomicBool,

@@ -152,8 +152,8 @@ impl Engine {
         self.handle.table.finish(id, Err(error));
     }
 
-    /// Fills in slot, keys and weight of each rail. A rail that does not reach the peer or a region, or that `may_carry` is
-    /// false for, gets weight 0.
+    /// Fills in slot, keys and weight of each rail. A rail that does not reach the peer or a region, or that
+    /// `may_carry` is false for, gets weight 0.
     fn prepare_rails(
         &self,
         work: &Work,
@@ -187,8 +187,8 @@ impl Engine {
         }
     }
 
-    /// Splits the pieces over the rails. `bytes` is their sum. Returns the number of pieces and, if there is only one piece
-    /// and the operation is no list, its rail.
+    /// Splits the pieces over the rails. `bytes` is their sum. Returns the number of pieces and, if there is only one
+    /// piece and the operation is no list, its rail.
     fn split_over_rails(
         &mut self,
         work: &Work,
@@ -240,9 +240,9 @@ impl Engine {
     ) -> Option<PostedAtOnce> {
         let this = &mut self.rails[rail];
         let piece = share.next;
-        // The send window counts a request by its cost: its bytes, or `min_cost` if that is more. The window is at least
-        // twice the larger of two costs: of this request, and of a request of the oldest run in flight. So one large request
-        // in flight never keeps the next one from being posted.
+        // The send window counts a request by its cost: its bytes, or `min_cost` if that is more. The window is at
+        // least twice the larger of two costs: of this request, and of a request of the oldest run in flight. So one
+        // large request in flight never keeps the next one from being posted.
         let cost = this.window.cost(work.shape.piece_bytes().min(work.shape.bytes()));
         let has_room = this.free_send_slots() > 0
             && this.window.has_room(this.inflight.cost_in_flight(), this.inflight.oldest_cost(), cost);
@@ -336,9 +336,10 @@ impl Engine {
 
     // ---- batches ----
 
-    /// Posts one batch per rail. Returns two numbers: that of accepted requests, and that of reasons not to sleep, which are
-    /// rails with untried operations and rails that have taken over pieces. After an endpoint has refused a whole batch, the operations that the engine has not offered since
-    /// then are untried: other peers may accept them. The worker must not sleep before the engine has tried all.
+    /// Posts one batch per rail. Returns two numbers: that of accepted requests, and that of reasons not to sleep,
+    /// which are rails with untried operations and rails that have taken over pieces. After an endpoint has refused a
+    /// whole batch, the operations that the engine has not offered since then are untried: other peers may accept them.
+    /// The worker must not sleep before the engine has tried all.
     #[inline]
     pub(super) fn post(&mut self) -> (usize, usize) {
         let (mut posted, mut untried_rails) = (std::mem::take(&mut self.posted_at_once), 0);
@@ -695,8 +696,8 @@ impl Engine {
         }
     }
 
-    /// Puts the operations that wait for credit back into the rails' queues: the peer has granted more, or another engine or a thread on
-    /// the direct path has given credit back.
+    /// Puts the operations that wait for credit back into the rails' queues: the peer has granted more, or another
+    /// engine or a thread on the direct path has given credit back.
     pub(super) fn on_grant_received(&mut self, link: u32) {
         let Some(Some(state)) = self.links.get(link as usize) else { return };
         state.peer.links[self.handle.group].credit.clear_notified();

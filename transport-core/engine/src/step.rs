@@ -46,8 +46,8 @@ const STALL_CHECKS: u32 = 8;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct StepReport {
-    /// How much the step has done: commands taken, requests posted, events handled, and what else has ended or begun. If it
-    /// is 0, nothing has happened, and a worker may sleep.
+    /// How much the step has done: commands taken, requests posted, events handled, and what else has ended or begun.
+    /// If it is 0, nothing has happened, and a worker may sleep.
     pub events: usize,
     /// Requests posted.
     pub posted: usize,
@@ -77,7 +77,8 @@ pub struct Engine {
     pub(super) unconfirmed_failures: UnconfirmedFailures,
     /// The fences that peers have asked for.
     pub(super) fences: Fences,
-    /// Broken paths, by rail and link, whose peer has answered, and that have requests which this side's device has not ended.
+    /// Broken paths, by rail and link, whose peer has answered, and that have requests which this side's device has not
+    /// ended.
     pub(super) unsettled_paths: Vec<(usize, u32)>,
     pub(super) receives: Receives,
     pub(super) revocations: Revocations,
@@ -181,9 +182,9 @@ impl Engine {
         self.step_time = None;
         let mut events = self.take_commands();
         let (posted, untried_rails) = self.post();
-        // If the queue of one peer is full, the endpoint may refuse a whole batch. Operations further back in the rail's queue,
-        // to other peers, could still be posted. So the engine must try them all before the worker sleeps: a rail with untried
-        // operations adds 1 to `events`, which keeps the worker awake.
+        // If the queue of one peer is full, the endpoint may refuse a whole batch. Operations further back in the
+        // rail's queue, to other peers, could still be posted. So the engine must try them all before the worker
+        // sleeps: a rail with untried operations adds 1 to `events`, which keeps the worker awake.
         events += posted + untried_rails + self.poll_rails();
         let has_polled_work = self.has_polled_work();
         if has_polled_work {
@@ -246,9 +247,9 @@ impl Engine {
         // The rule is at `Capabilities::idle_backoff`.
         let backoff = idle_backoff.map(|it| (idle / 8).min(it * (self.rails.len() as u32 + 15) / 16));
         // A `revoke` operation waits until no peer accesses the region, and no event tells the engine when that is so.
-        // So the engine polls while any `revoke` operation waits. A revocation without such an
-        // operation needs no polling: it does not depend on peers, and ends with the last request or receive of this side on
-        // the region, an event that wakes the worker.
+        // So the engine polls while any `revoke` operation waits. A revocation without such an operation needs no
+        // polling: it does not depend on peers, and ends with the last request or receive of this side on the region,
+        // an event that wakes the worker.
         let poll_again = if can_be_woken && self.revocations.awaited() == 0 { None } else { backoff };
         // No event tells that a trigger is due.
         let waits_for_trigger = !self.waiting_for_trigger.is_empty();
@@ -467,8 +468,8 @@ impl Engine {
     }
 
     fn cancel(&mut self, id: OpId) {
-        // An engine for notifications has many posted receives. All belong to pools and none is an operation, so there is no
-        // receive to cancel and none to search for.
+        // An engine for notifications has many posted receives. All belong to pools and none is an operation, so there
+        // is no receive to cancel and none to search for.
         let may_receive = !self.handle.for_notifications;
         if !self.handle.table.is_under_way(id)
             || may_receive && self.receives.cancel(id, &mut self.rails, &self.handle)
@@ -484,8 +485,8 @@ impl Engine {
         }
     }
 
-    /// Activates an operation that is still queued, and those before it. Controls overtake submissions: a control for an
-    /// operation that is still queued would find nothing.
+    /// Activates an operation that is still queued, and those before it. Controls overtake submissions: a control for
+    /// an operation that is still queued would find nothing.
     fn activate_queued(&mut self, id: OpId) {
         while !self.active[id.index as usize].as_ref().is_some_and(|active| active.id == id) {
             let Some(submission) = self.handle.submissions.pop() else { break };
@@ -515,8 +516,8 @@ impl Engine {
         }
     }
 
-    /// Activates the operations that are queued. Controls overtake submissions, so the handler of a control that concerns all
-    /// earlier operations calls this first.
+    /// Activates the operations that are queued. Controls overtake submissions, so the handler of a control that
+    /// concerns all earlier operations calls this first.
     pub(super) fn activate_submitted(&mut self) {
         for _ in 0..self.handle.submissions.len() {
             let Some(submission) = self.handle.submissions.pop() else { break };

@@ -68,8 +68,8 @@ pub struct DomainSetup {
     pub worker_sleeps: bool,
 }
 
-/// When bytes may go through staging buffers. The worker of each process then copies the bytes between its own staging buffer and
-/// the memory of the transfer. Staging costs a second copy, and the time of these workers.
+/// When bytes may go through staging buffers. The worker of each process then copies the bytes between its own staging
+/// buffer and the memory of the transfer. Staging costs a second copy, and the time of these workers.
 ///
 /// Both processes must allow it. `RemoteRegion::path` says which path an import takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

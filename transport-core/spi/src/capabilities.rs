@@ -62,9 +62,9 @@ pub enum Revocation {
     Checked,
     /// The device refuses the key once the region is deregistered, and may give the same key to a later region.
     DeviceKey,
-    /// From the revocation on, the target refuses the key. But it finishes writes that it has begun to receive, and does not
-    /// report when: bytes may land late. `Region::revoke` fails with `Unsupported` if a connected peer could have written
-    /// to the region.
+    /// From the revocation on, the target refuses the key. But it finishes writes that it has begun to receive, and
+    /// does not report when: bytes may land late. `Region::revoke` fails with `Unsupported` if a connected peer could
+    /// have written to the region.
     Late,
 }
 
@@ -88,8 +88,9 @@ pub enum DeliveredCost {
 pub enum DeliveredScope {
     /// All arrivals.
     Target,
-    /// Only arrivals over the pair of devices (one of the sender, one of the target) that carried the bytes. The target may see
-    /// an arrival over other devices before the bytes, until a flush over that pair has completed (see [`WorkRequest::len`](crate::WorkRequest::len)).
+    /// Only arrivals over the pair of devices (one of the sender, one of the target) that carried the bytes. The target
+    /// may see an arrival over other devices before the bytes, until a flush over that pair has completed (see
+    /// [`WorkRequest::len`](crate::WorkRequest::len)).
     Device,
 }
 
@@ -101,8 +102,8 @@ pub struct Capabilities {
     pub operations: Operations,
     /// The path of requests that address no region: messages, and imms without bytes.
     pub path: Paths,
-    /// Those of `operations` that the device cannot do itself, so that its library carries them out by messages. They are
-    /// slow, and need the peer's processor.
+    /// Those of `operations` that the device cannot do itself, so that its library carries them out by messages. They
+    /// are slow, and need the peer's processor.
     pub emulated: Operations,
     /// The bytes of immediate data: 0 or 4.
     pub imm_bytes: u8,
@@ -134,8 +135,8 @@ pub struct Capabilities {
     /// The most requests per second, whatever their size, where that is known.
     pub requests_per_s: Option<u64>,
     /// The time from posting a small request on an idle line to its completion. An estimate that is too long does less
-    /// harm than one that is too short. With `Progress::Auto` and a known line rate, the send window begins with what the line
-    /// carries in two round trips.
+    /// harm than one that is too short. With `Progress::Auto` and a known line rate, the send window begins with what
+    /// the line carries in two round trips.
     pub round_trip: Duration,
     /// The number of arrivals (imms and messages) for which the completion queue has room, beside the completions of
     /// `send_depth` requests. Further arrivals are lost. `u64::MAX` if a full queue makes the senders wait instead.

@@ -1,5 +1,5 @@
-//! The fabric's [`Clock`]. Timers, records and the deadlines of operations take their time from it. Only idle workers, the
-//! control plane, and the limits of blocking calls use the system's clock.
+//! The fabric's [`Clock`]. Timers, records and the deadlines of operations take their time from it. Only idle workers,
+//! the control plane, and the limits of blocking calls use the system's clock.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

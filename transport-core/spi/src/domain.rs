@@ -100,9 +100,9 @@ pub trait Connector: Send + Sync {
     }
 
     /// Fences the slot: makes sure that no request of the peer that was posted over this pair of rails can touch memory
-    /// of this side any more. The peer asks for it after one of the two devices was lost, before it posts the requests again
-    /// over other rails. Returns `Pending` while bytes may still land; the engine calls again until the answer is `Ready`. Never
-    /// blocks. What has arrived before is reported as usual. The slot stays until it is disconnected.
+    /// of this side any more. The peer asks for it after one of the two devices was lost, before it posts the requests
+    /// again over other rails. Returns `Pending` while bytes may still land; the engine calls again until the answer is
+    /// `Ready`. Never blocks. What has arrived before is reported as usual. The slot stays until it is disconnected.
     ///
     /// # Errors
     /// `Unsupported` if the backend cannot do this: late bytes may land. That is the default.
@@ -130,9 +130,9 @@ pub struct RemoteKey {
 }
 
 impl RemoteKey {
-    /// The bit that marks a staged region, in `base` and so in the remote addresses of requests. `backend-staging` sets it in the
-    /// local keys of its staged regions, too. No address of a process and no offset has this bit. Only a domain
-    /// that [supports staging](Capabilities::supports_staging) imports such a key.
+    /// The bit that marks a staged region, in `base` and so in the remote addresses of requests. `backend-staging` sets
+    /// it in the local keys of its staged regions, too. No address of a process and no offset has this bit. Only a
+    /// domain that [supports staging](Capabilities::supports_staging) imports such a key.
     pub const STAGED: u64 = 1 << 63;
 
     /// Whether the region is staged.
@@ -181,8 +181,8 @@ pub trait RemoteMemory: Send + Sync + Any {
     /// fail. Does nothing by default.
     fn warm_up(&self) {}
 
-    /// Returns true if requests to neighbouring ranges of the region are cheaper directly after each other. Then the entries
-    /// of a list are posted in the order of their remote addresses, which takes some 50 ns an entry to plan.
+    /// Returns true if requests to neighbouring ranges of the region are cheaper directly after each other. Then the
+    /// entries of a list are posted in the order of their remote addresses, which takes some 50 ns an entry to plan.
     fn prefers_ascending(&self) -> bool {
         false
     }

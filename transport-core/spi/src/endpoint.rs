@@ -55,9 +55,11 @@ pub trait Endpoint: Send {
     /// the device touches none of its memory after that.
     fn abort(&mut self, peer: PeerSlot);
 
-    /// Whether the device is lost, that is, whether [`Event::DeviceLost`](crate::Event::DeviceLost) was or will be reported. If it
-    /// is, the engine ignores the failures with [`ErrorKind::DeviceLost`](crate::ErrorKind::DeviceLost), and handles all these
-    /// requests when it gets that event. If it is not, such a failure says nothing about other requests: for example, the GPU of the request's memory is lost.
+    /// Whether the device is lost, that is, whether [`Event::DeviceLost`](crate::Event::DeviceLost) was or will be
+    /// reported. If it is, the engine ignores the failures with
+    /// [`ErrorKind::DeviceLost`](crate::ErrorKind::DeviceLost), and handles all these requests when it gets that event.
+    /// If it is not, such a failure says nothing about other requests: for example, the GPU of the request's memory is
+    /// lost.
     fn is_lost(&self) -> bool {
         false
     }

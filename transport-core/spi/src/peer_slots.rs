@@ -15,7 +15,8 @@ pub struct SlotTable<T> {
 }
 
 impl<T> SlotTable<T> {
-    /// Locks the table. If a caller has changed something that the endpoint reads, it calls [`SlotTable::mark_changed`].
+    /// Locks the table. If a caller has changed something that the endpoint reads, it calls
+    /// [`SlotTable::mark_changed`].
     pub fn lock(&self) -> MutexGuard<'_, T> {
         // No holder of the lock panics in the middle of a change. So a poisoned table is consistent.
         self.table.lock().unwrap_or_else(PoisonError::into_inner)

@@ -3,9 +3,9 @@
 use crate::ErrorKind;
 use crate::copy::CopyStrategy;
 
-/// The number of a connection to a domain of a peer, that is, of a rail pair. A peer with more rails than this side has several
-/// slots in one domain. Numbers are small, because they index lists. A domain does not use a
-/// number again before the engine has acted on its `PeerGone`.
+/// The number of a connection to a domain of a peer, that is, of a rail pair. A peer with more rails than this side has
+/// several slots in one domain. Numbers are small, because they index lists. A domain does not use a number again
+/// before the engine has acted on its `PeerGone`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct PeerSlot(pub u32);
 
@@ -229,8 +229,8 @@ impl Completions {
     }
 }
 
-/// What a side has received over a rail pair (connected rails of this side and of the peer), once nothing that its peer has posted there can arrive any more
-/// ([`Connector::fence`](crate::Connector::fence)).
+/// What a side has received over a rail pair (connected rails of this side and of the peer), once nothing that its peer
+/// has posted there can arrive any more ([`Connector::fence`](crate::Connector::fence)).
 #[derive(serde::Serialize, serde::Deserialize, Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct FenceReport {
     /// Imms, since the peer was connected.
@@ -240,8 +240,8 @@ pub struct FenceReport {
 /// Takes the answer to a fence. If it is dropped without an answer, the side that has asked learns that there is none.
 pub type FenceReply = Box<dyn FnOnce(crate::Result<FenceReport>) + Send>;
 
-/// A grant as it goes over the control connection: the receiver of bytes says how much the peer may send to it. Imms and messages are totals since the
-/// connection began. So a grant that arrives twice changes nothing.
+/// A grant as it goes over the control connection: the receiver of bytes says how much the peer may send to it. Imms
+/// and messages are totals since the connection began. So a grant that arrives twice changes nothing.
 #[derive(serde::Serialize, serde::Deserialize, Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct WireGrant {
     /// Bytes that may be posted and not acknowledged.

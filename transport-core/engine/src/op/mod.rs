@@ -90,9 +90,9 @@ struct Pending {
     state: PendingState,
 }
 
-/// The tag of [`State`] lies in this field. If the field were a byte, the tag would be written as a byte and then be moved
-/// as a part of a word. This costs a write of 8 bytes a quarter of its time on Zen 3, since the processor must wait for
-/// the byte (`multirail bench --op write --size 8 --pages 1`).
+/// The tag of [`State`] lies in this field. If the field were a byte, the tag would be written as a byte and then be
+/// moved as a part of a word. This costs a write of 8 bytes a quarter of its time on Zen 3, since the processor must
+/// wait for the byte (`multirail bench --op write --size 8 --pages 1`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u64)]
 enum PendingState {
@@ -105,8 +105,8 @@ enum PendingState {
 }
 
 impl Op {
-    /// An operation that ended at submission. If it has succeeded, the calling thread has copied its bytes, without a work
-    /// request.
+    /// An operation that ended at submission. If it has succeeded, the calling thread has copied its bytes, without a
+    /// work request.
     #[doc(hidden)]
     #[inline]
     pub fn ready(result: Result<Outcome>) -> Self {

@@ -14,9 +14,9 @@ use crate::spi::{Batch, WorkKind, WorkRequest};
 use crate::trace::GrantOf;
 use crate::{Error, Time, Trigger};
 
-/// A rail that has posted all of its pieces looks at another rail. The other rail is far behind if it has posted less than 7/8 as
-/// many pieces as this one, or if at least 1/8 of the other rail's range is not posted yet. Rails of equal speed differ by less
-/// when they end, and their pieces should stay where they are.
+/// A rail that has posted all of its pieces looks at another rail. The other rail is far behind if it has posted less
+/// than 7/8 as many pieces as this one, or if at least 1/8 of the other rail's range is not posted yet. Rails of equal
+/// speed differ by less when they end, and their pieces should stay where they are.
 const FAR_BEHIND: u32 = 8;
 
 /// What the engine posts for an operation.
@@ -88,8 +88,8 @@ pub(crate) struct ActiveRail {
     pub bytes: u64,
     /// The next piece to post.
     pub next: u32,
-    /// For a list: the segment (neighbouring pieces of the same local and remote region) of the run that is being posted, or of
-    /// the last one.
+    /// For a list: the segment (neighbouring pieces of the same local and remote region) of the run that is being
+    /// posted, or of the last one.
     pub segment: u32,
     /// Whether the operation is in the rail's queue. Also true while its pieces are handed over, so that
     /// `Engine::queue` passes over them.
@@ -109,8 +109,8 @@ pub(crate) struct ActiveRail {
     pub base: u64,
 }
 
-/// Pieces that are in no rail's range. There are two kinds: *replays*, which a lost device had posted and other rails post again,
-/// and pieces that a rail has put aside because it posts replays first.
+/// Pieces that are in no rail's range. There are two kinds: *replays*, which a lost device had posted and other rails
+/// post again, and pieces that a rail has put aside because it posts replays first.
 #[derive(Debug, Default)]
 pub(crate) struct Unplaced {
     /// First those that were put aside. The last `replays` ranges are the replays.
@@ -134,7 +134,8 @@ impl Unplaced {
         self.ranges.is_empty()
     }
 
-    /// Takes at most 1/`parts` of the pieces, all from one range. If there are pieces to be posted again, takes only these.
+    /// Takes at most 1/`parts` of the pieces, all from one range. If there are pieces to be posted again, takes only
+    /// these.
     fn take(&mut self, parts: u32) -> Option<RailRange> {
         let from = if self.replays > 0 { self.ranges.len() - self.replays } else { 0 };
         let all: u32 = self.ranges[from..].iter().map(|range| range.len()).sum();
@@ -166,8 +167,8 @@ impl ActiveRail {
         self.range.end - self.next
     }
 
-    /// Whether requests of the operation are or will be posted on the rail, or were. The drain of a retired rail waits for
-    /// such operations.
+    /// Whether requests of the operation are or will be posted on the rail, or were. The drain of a retired rail waits
+    /// for such operations.
     pub fn is_awaited(&self) -> bool {
         self.is_used() && !(self.is_handed_over && self.posted() == 0)
     }
@@ -196,8 +197,9 @@ impl ActiveOp {
         self.rails.iter().zip(rails).any(|(share, rail)| share.usable() && counts(rail))
     }
 
-    /// Hands the pieces that are not posted on `rail` to the rails that `takes` is true for. Each of them takes its part by
-    /// [`ActiveOp::take_over`], as soon as it has posted its own pieces. Returns false if nothing can be handed over.
+    /// Hands the pieces that are not posted on `rail` to the rails that `takes` is true for. Each of them takes its
+    /// part by [`ActiveOp::take_over`], as soon as it has posted its own pieces. Returns false if nothing can be handed
+    /// over.
     #[cold]
     pub fn hand_over(&mut self, rail: usize, takes: impl Fn(usize) -> bool) -> bool {
         let is_taker = |other: usize| other != rail && self.rails[other].usable() && takes(other);
@@ -210,8 +212,8 @@ impl ActiveOp {
         true
     }
 
-    /// Takes back pieces that a lost device had posted on `rail`, and that are not acknowledged, so that others post them
-    /// again. `pieces` is in ascending order. Returns their bytes.
+    /// Takes back pieces that a lost device had posted on `rail`, and that are not acknowledged, so that others post
+    /// them again. `pieces` is in ascending order. Returns their bytes.
     #[cold]
     pub fn replay(&mut self, rail: usize, pieces: impl Iterator<Item = u32>) -> u64 {
         let (mut count, mut bytes) = (0, 0);
@@ -235,8 +237,8 @@ impl ActiveOp {
         bytes
     }
 
-    /// Gives `rail` pieces that are in no rail's range; returns how many. Replays come first: if there are any and the rail still
-    /// has pieces of its own, it puts its own aside and takes replays instead.
+    /// Gives `rail` pieces that are in no rail's range; returns how many. Replays come first: if there are any and the
+    /// rail still has pieces of its own, it puts its own aside and takes replays instead.
     #[cold]
     pub fn take_unplaced(&mut self, rail: usize) -> u32 {
         let share = &self.rails[rail];
@@ -257,9 +259,11 @@ impl ActiveOp {
         taken.len()
     }
 
-    /// Lets `rail`, which has posted all of its pieces, take pieces of another one. If another rail has pieces that are handed over,
+    /// Lets `rail`, which has posted all of its pieces, take pieces of another one. If another rail has pieces that are
+    /// handed over,
     /// `rail` takes an even part of them. Otherwise `rail` looks at the rail with the most pieces left. If that rail is far
-    /// behind, `rail` takes half of these pieces. `margin` is how many bytes rails of the same speed may be apart. Returns how many pieces it took.
+    /// behind, `rail` takes half of these pieces. `margin` is how many bytes rails of the same speed may be apart.
+    /// Returns how many pieces it took.
     #[cold]
     pub fn take_over(&mut self, rail: usize, margin: impl Fn(usize) -> u64) -> u32 {
         let share = &self.rails[rail];
@@ -342,8 +346,8 @@ impl ActiveOp {
         share.bytes += self.work.shape.bytes_of(pieces.start..pieces.end);
     }
 
-    /// Appends the requests of `pieces` over one rail to a batch. `number` is the rail's number in the transport. Returns
-    /// the bytes of the requests.
+    /// Appends the requests of `pieces` over one rail to a batch. `number` is the rail's number in the transport.
+    /// Returns the bytes of the requests.
     #[inline]
     pub fn expand(
         &self,
@@ -377,8 +381,8 @@ impl ActiveOp {
         }
     }
 
-    /// The imm that each piece of the current stage carries, if the receiver counts it. `None` for a message: the receiver does
-    /// not count its imm.
+    /// The imm that each piece of the current stage carries, if the receiver counts it. `None` for a message: the
+    /// receiver does not count its imm.
     pub fn counted_imm(&self) -> Option<u32> {
         self.piece_imm().filter(|_| self.work.kind == WorkKind::Write)
     }
@@ -452,7 +456,8 @@ impl ActiveOp {
         let (granted, piece) = (self.credit(group).bytes().div_ceil(engines), self.piece_bytes());
         let fit = match piece {
             0 => u64::MAX,
-            // If nothing is posted to the peer, one request fits, however large: a grant does not limit the size of a request.
+            // If nothing is posted to the peer, one request fits, however large: a grant does not limit the size of a
+            // request.
             _ if link.posted_bytes == 0 && granted > 0 => (granted / piece).max(1),
             _ => granted.saturating_sub(link.posted_bytes) / piece,
         };

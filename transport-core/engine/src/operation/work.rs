@@ -262,9 +262,9 @@ impl Work {
 
 /// What the shares of one operation have in common.
 ///
-/// It counts the engines that have not delivered their bytes yet: the last one sends the imm that announces the bytes of
-/// all. If an engine fails, it never counts down, and no engine sends the imm. Once every engine has finished with its
-/// share, so that no byte can move any more, it calls a function.
+/// It counts the engines that have not delivered their bytes yet: the last one sends the imm that announces the bytes
+/// of all. If an engine fails, it never counts down, and no engine sends the imm. Once every engine has finished with
+/// its share, so that no byte can move any more, it calls a function.
 pub struct SharedState {
     undelivered: AtomicU32,
     /// Whether a share has failed.
@@ -272,8 +272,8 @@ pub struct SharedState {
     on_end: Option<OnEnd>,
 }
 
-/// A function that is called when an operation is over, with whether it has succeeded. It runs in the thread that drives
-/// the engine, so it must not block.
+/// A function that is called when an operation is over, with whether it has succeeded. It runs in the thread that
+/// drives the engine, so it must not block.
 pub type OnEnd = Box<dyn FnOnce(bool) + Send + Sync>;
 
 impl SharedState {
@@ -289,8 +289,8 @@ impl SharedState {
     }
 }
 
-/// The `Work` of each engine holds the state. An engine drops its `Work` once none of its requests is outstanding, so this runs
-/// after the last engine.
+/// The `Work` of each engine holds the state. An engine drops its `Work` once none of its requests is outstanding, so
+/// this runs after the last engine.
 impl Drop for SharedState {
     fn drop(&mut self) {
         if let Some(on_end) = self.on_end.take() {

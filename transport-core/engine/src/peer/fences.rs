@@ -1,11 +1,11 @@
-//! Fences: what a lost device has posted is posted again over other rails only after the peer has made sure that nothing
-//! of it arrives any more.
+//! Fences: what a lost device has posted is posted again over other rails only after the peer has made sure that
+//! nothing of it arrives any more.
 //!
-//! An engine that has lost a device, or whose peer has, sends a [`FenceRequest`] to the peer over the control connection. The
-//! peer's engine keeps the request in `Fences` until the backend has shut the pair of rails
-//! ([`Connector::fence`](crate::spi::Connector::fence)). Then it takes what has arrived before, and answers with the number of
-//! imms among it. From this number the asking engine finds out whether the imms that it had posted have arrived
-//! (`LostImms`).
+//! An engine that has lost a device, or whose peer has, sends a [`FenceRequest`] to the peer over the control
+//! connection. The peer's engine keeps the request in `Fences` until the backend has shut the pair of rails
+//! ([`Connector::fence`](crate::spi::Connector::fence)). Then it takes what has arrived before, and answers with the
+//! number of imms among it. From this number the asking engine finds out whether the imms that it had posted have
+//! arrived (`LostImms`).
 
 use std::sync::Arc;
 use std::task::Poll;
@@ -14,8 +14,8 @@ use std::time::Duration;
 use crate::spi::{Domain, FenceReply, FenceReport, PeerSlot};
 use crate::{Control, EngineHandle, Error, ErrorKind, PeerId, Result, Time};
 
-/// Asks a peer to fence a rail pair: this side's device of the pair is lost, or the peer's. Dropping the request sends the
-/// result to the engine that asks: the peer's answer, or the error `Closed` if there was none.
+/// Asks a peer to fence a rail pair: this side's device of the pair is lost, or the peer's. Dropping the request sends
+/// the result to the engine that asks: the peer's answer, or the error `Closed` if there was none.
 pub struct FenceRequest {
     engine: Arc<EngineHandle>,
     rail: usize,
@@ -131,9 +131,9 @@ impl LostImms {
         Self { unacknowledged, arrived }
     }
 
-    /// Each call is about one of these imms: whether it has arrived, or `None` if nobody can tell. If `are_alike`, all have the
-    /// same value, and it does not matter which ones have arrived: the first calls return true, as many as have arrived, and
-    /// later calls return false.
+    /// Each call is about one of these imms: whether it has arrived, or `None` if nobody can tell. If `are_alike`, all
+    /// have the same value, and it does not matter which ones have arrived: the first calls return true, as many as
+    /// have arrived, and later calls return false.
     pub fn take(&mut self, are_alike: bool) -> Option<bool> {
         match self.arrived? {
             0 => Some(false),

@@ -14,8 +14,8 @@ pub(crate) struct LinkState {
     /// The slot over which each rail sends. `None` if the rail is not paired, once its path is broken, and once
     /// the slot is gone.
     pub send_slots: Vec<Option<PeerSlot>>,
-    /// The slots over which only the peer sends, because it has more rails than this side or because the path is broken. Each with
-    /// its rail, until it is gone.
+    /// The slots over which only the peer sends, because it has more rails than this side or because the path is
+    /// broken. Each with its rail, until it is gone.
     pub receive_slots: Vec<(usize, PeerSlot)>,
     /// Whether the link has failed. The engine reuses its index once all slots are gone and no operation is left.
     pub has_failed: bool,
@@ -106,8 +106,8 @@ impl LinkState {
         self.sent_imms[rail]
     }
 
-    /// Sends nothing over a rail any more; what arrives there is still taken. Returns the slot, or `None` if nothing was sent
-    /// there before.
+    /// Sends nothing over a rail any more; what arrives there is still taken. Returns the slot, or `None` if nothing
+    /// was sent there before.
     pub fn break_path(&mut self, rail: usize, error: &Error) -> Option<PeerSlot> {
         let slot = self.send_slots[rail].take()?;
         self.receive_slots.push((rail, slot));

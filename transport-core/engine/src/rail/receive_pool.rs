@@ -9,7 +9,8 @@ use crate::memory::{RegionInner, revoked};
 use crate::waker_set::WakerSet;
 use crate::{Control, EngineHandle, Error, ErrorKind, Outcome, PeerId, Result};
 
-/// The part of a receive pool (buffers that the engine posts again once the user has freed them) that belongs to one transport.
+/// The part of a receive pool (buffers that the engine posts again once the user has freed them) that belongs to one
+/// transport.
 pub struct PoolPart {
     region: Arc<RegionInner>,
     size: usize,

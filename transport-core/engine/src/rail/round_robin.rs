@@ -29,7 +29,8 @@ impl RoundRobin {
         self.len += 1;
     }
 
-    /// Whether the rail skips a link, because its peer does not respond: its requests were evicted from the send window.
+    /// Whether the rail skips a link, because its peer does not respond: its requests were evicted from the send
+    /// window.
     #[inline]
     pub fn is_paused(&self, link: u32) -> bool {
         !self.paused.is_empty() && self.paused.contains(&link)

@@ -13,7 +13,8 @@ use super::Printable;
 pub enum WaitReason {
     /// Requests are posted, and the device has not completed them.
     Completion { rail: u32, device: String, requests: u64 },
-    /// The device or the peer's is lost, and the peer has not confirmed that nothing arrives any more of what was posted.
+    /// The device or the peer's is lost, and the peer has not confirmed that nothing arrives any more of what was
+    /// posted.
     Fence { rail: u32, device: String, requests: u64 },
     /// The rail's send queue is full.
     SendQueue { rail: u32, device: String, depth: u64 },

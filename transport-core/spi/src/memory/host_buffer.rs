@@ -15,8 +15,8 @@ pub struct HostBuffer {
 }
 
 impl HostBuffer {
-    /// Allocates `len` zeroed bytes. `len` must not be 0. The kernel has committed all of them when this returns, so that no
-    /// later access finds memory short.
+    /// Allocates `len` zeroed bytes. `len` must not be 0. The kernel has committed all of them when this returns, so
+    /// that no later access finds memory short.
     ///
     /// # Errors
     /// `Exhausted` if there is not enough memory.

@@ -63,7 +63,7 @@ fn a_fence_of_an_unknown_pair_ends_the_peer() {
 #[test]
 fn who_asks_twice_for_a_fence_is_ended() {
     let (mut raw, _fabric, peer) = raw();
-    // Nobody steps the fabric, so it does not answer the first one.
+    // The fabric answers in a step, and the test makes none: the first fence stays under way.
     (0..2).for_each(|id| raw.send(&fence(id, 0)));
     let error = wait(peer.closed());
     assert_eq!(error.kind(), ErrorKind::Protocol);
