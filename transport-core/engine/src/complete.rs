@@ -275,6 +275,8 @@ impl Engine {
         let text = if text.is_empty() { text } else { format!(": {text}") };
         let why = format!("the device of rail {} is lost{text}", self.rail_number(rail));
         let error = Error::new(ErrorKind::DeviceLost, "poll", why);
+        let (transport, device) = (&self.handle.label, &self.handle.devices[rail]);
+        tracing::warn!(%transport, %device, "the device is lost: what it has posted goes over other rails{text}");
         self.rails[rail].lost = Some(status);
         self.handle.counts[rail].set_lost();
         self.handle.set_out_of_service(rail, true);
