@@ -138,6 +138,10 @@ impl Connector for DomainState {
         self.peers.fence(slot)
     }
 
+    fn lift_fence(&self, slot: PeerSlot) -> Result<()> {
+        self.peers.lift_fence(slot)
+    }
+
     fn disconnect(&self, slot: PeerSlot) {
         self.peers.disconnect(slot);
     }

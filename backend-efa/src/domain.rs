@@ -162,6 +162,7 @@ fn capabilities(device: &Device, queues: &Queues) -> Capabilities {
         _ => Progress::Manual,
     };
     it.abort_scope = AbortScope::Endpoint;
+    it.fences = true;
     // Only a card that carries out writes itself checks the key for all bytes: once the key is closed, no byte can
     // land. Software checks the key at the beginning of a write, and copies bytes that arrive later without a further
     // check (`xnet_op_write`, `smr_progress_cmd_rma`).

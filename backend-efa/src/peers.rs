@@ -227,6 +227,11 @@ impl Peers {
                 fence
             }
         };
+        Self::state_of(&table, fence)
+    }
+
+    /// Whether a fence is finished.
+    fn state_of(table: &PeerTable, fence: FencedSlot) -> Poll<Result<()>> {
         let is_left_open = table.left_open.is_some_and(|number| number <= fence.last);
         if fence.is_refused || is_left_open {
             let why = match fence.is_refused {
@@ -238,6 +243,23 @@ impl Peers {
             return Poll::Ready(Err(Error::new(ErrorKind::Unsupported, "fence", why)));
         }
         if table.is_any_open_up_to(fence.last) { Poll::Pending } else { Poll::Ready(Ok(())) }
+    }
+
+    /// Lifts a fence. Its peer sends to the newest endpoint from now on; what it had sent before went to one that is
+    /// closed.
+    ///
+    /// # Errors
+    /// `Unsupported` if the former endpoint stays open.
+    pub(crate) fn lift_fence(&self, slot: PeerSlot) -> Result<()> {
+        let mut table = self.lock();
+        let fence = table.fences.iter().find(|fence| fence.slot == slot).copied();
+        if fence.is_some_and(|fence| !matches!(Self::state_of(&table, fence), Poll::Ready(Ok(())))) {
+            let why = "the endpoint to which the peer has sent before stays open";
+            return Err(Error::new(ErrorKind::Unsupported, "lift a fence", why));
+        }
+        table.fences.retain(|fence| fence.slot != slot);
+        self.mark_changed();
+        Ok(())
     }
 
     /// Refuses the fences that would need another endpoint.

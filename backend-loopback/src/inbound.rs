@@ -41,6 +41,8 @@ struct Gate {
     /// When it will not, once the peer has asked for that.
     shut_at: Option<Time>,
     is_shut: bool,
+    /// How often the connection was shut.
+    times_shut: u64,
 }
 
 impl Inbound {
@@ -151,16 +153,29 @@ impl Inbound {
     pub(crate) fn fence(&self, now: Time, takes: Duration) -> bool {
         let mut gate = self.gate.lock().unwrap_or_else(PoisonError::into_inner);
         let shut_at = *gate.shut_at.get_or_insert_with(|| now.after(takes));
-        gate.is_shut |= shut_at <= now;
+        if shut_at <= now && !std::mem::replace(&mut gate.is_shut, true) {
+            gate.times_shut += 1;
+        }
         gate.is_shut
     }
 
-    /// Runs `deliver`, which writes what a lost device of the peer has sent, unless the connection is shut against
-    /// that.
-    pub(crate) fn deliver_late(&self, deliver: impl FnOnce()) {
+    /// Opens the connection again. What the peer had sent before it was shut still does not arrive.
+    pub(crate) fn lift_fence(&self) {
+        let mut gate = self.gate.lock().unwrap_or_else(PoisonError::into_inner);
+        (gate.shut_at, gate.is_shut) = (None, false);
+    }
+
+    /// How often the connection was shut.
+    pub(crate) fn times_shut(&self) -> u64 {
+        self.gate.lock().unwrap_or_else(PoisonError::into_inner).times_shut
+    }
+
+    /// Runs `deliver`, which writes what a lost device of the peer has sent, or what went over a broken path. Does
+    /// nothing if the connection was shut since then: it was shut `times_shut` times before.
+    pub(crate) fn deliver_late(&self, times_shut: u64, deliver: impl FnOnce()) {
         // The lock is held meanwhile, so that nothing arrives any more once `fence` has returned true.
         let gate = self.gate.lock().unwrap_or_else(PoisonError::into_inner);
-        if !gate.is_shut {
+        if gate.times_shut == times_shut {
             deliver();
         }
     }

@@ -84,6 +84,6 @@ mod wakeup;
 pub use backend::Loopback;
 pub use config::LoopbackConfig;
 pub use gpu::GpuSide;
-pub use link_model::LinkModel;
+pub use link_model::{BrokenPath, LinkModel};
 pub use multirail_spi::StagingPolicy;
 pub use null::{Null, Switch};

@@ -126,6 +126,11 @@ impl Connector for DomainState {
         self.peers.fence(slot)
     }
 
+    fn lift_fence(&self, slot: PeerSlot) -> Result<()> {
+        self.peers.lift_fence(slot);
+        Ok(())
+    }
+
     fn prepare(&self) -> Result<(PeerSlot, Vec<u8>)> {
         let pairs = self.pairs(self.connection(0))?;
         let offer = self.offer(&pairs)?;

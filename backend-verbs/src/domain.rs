@@ -201,6 +201,7 @@ fn capabilities(card: &PortQueues, port: &Port) -> Capabilities {
     it.arrival_depth = u64::MAX;
     it.progress = Progress::Auto;
     it.abort_scope = AbortScope::Peer;
+    it.fences = true;
     it.revocation = Revocation::DeviceKey;
     it.delivered = DeliveredCost::None;
     it.delivered_scope = DeliveredScope::Device;

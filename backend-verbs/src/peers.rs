@@ -105,13 +105,14 @@ pub(crate) struct PeerSlots {
     /// Connections that slots have given up, and that the endpoint may have never seen. The endpoint still reports
     /// their arrivals.
     retired: Vec<(PeerSlot, Arc<QueuePairs>)>,
-    /// Slots whose peer has lost its device: they get no next connection.
-    fenced: Vec<PeerSlot>,
+    /// Slots whose peer has lost its device or its path: they get no next connection until the fence is lifted. Each
+    /// with the generation of the connection that was stopped.
+    fenced: Vec<(PeerSlot, u64)>,
 }
 
 impl PeerSlots {
     pub(crate) fn is_fenced(&self, slot: PeerSlot) -> bool {
-        self.fenced.contains(&slot)
+        self.fenced.iter().any(|(fenced, _)| *fenced == slot)
     }
 
     /// The slot of that number.
@@ -372,7 +373,7 @@ impl Peers {
     pub(crate) fn end(&self, slot: PeerSlot) {
         let mut table = self.lock();
         table.slots[slot.0 as usize] = SlotState::Gone;
-        table.fenced.retain(|fenced| *fenced != slot);
+        table.fenced.retain(|(fenced, _)| *fenced != slot);
         self.mark_changed();
     }
 
@@ -407,17 +408,34 @@ impl Peers {
         let stop = |pairs: &Arc<QueuePairs>| pairs.all().try_for_each(QueuePair::stop);
         let mut retired = table.retired.iter().filter(|(of, _)| *of == slot);
         retired.try_for_each(|(_, pairs)| stop(pairs))?;
-        match table.slots.get(slot.0 as usize) {
+        let generation = match table.slots.get(slot.0 as usize) {
             Some(SlotState::Joining { .. }) => return Poll::Pending,
-            Some(SlotState::Up(pairs)) => stop(pairs)?,
-            Some(SlotState::Broken { .. }) => {}
+            Some(SlotState::Up(pairs)) => {
+                stop(pairs)?;
+                pairs.connection.generation
+            }
+            Some(SlotState::Broken { generation, .. }) => *generation,
             _ => return Poll::Ready(Ok(())),
-        }
-        if !table.fenced.contains(&slot) {
-            table.fenced.push(slot);
+        };
+        if !table.is_fenced(slot) {
+            table.fenced.push((slot, generation));
             self.mark_changed();
         }
         Poll::Ready(Ok(()))
+    }
+
+    /// Lifts a fence: the slot gets a next connection. The one that was stopped takes no arrival any more.
+    pub(crate) fn lift_fence(&self, slot: PeerSlot) {
+        let mut table = self.lock();
+        let Some(at) = table.fenced.iter().position(|(fenced, _)| *fenced == slot) else { return };
+        let (_, stopped) = table.fenced.swap_remove(at);
+        // The peer may have made the next connection already.
+        let is_stopped = matches!(table.slots.get(slot.0 as usize),
+            Some(SlotState::Up(pairs)) if pairs.connection.generation == stopped);
+        if is_stopped {
+            table.set(slot, SlotState::Broken { generation: stopped, offer: None });
+        }
+        self.mark_changed();
     }
 
     pub(crate) fn is_up(&self, slot: PeerSlot) -> bool {
@@ -442,7 +460,7 @@ impl Peers {
         into.clear();
         retired.append(&mut table.retired);
         into.extend(table.slots.iter().map(SlotState::view));
-        for slot in &table.fenced {
+        for (slot, _) in &table.fenced {
             let view = &mut into[slot.0 as usize];
             if matches!(view, SlotView::Broken) {
                 *view = SlotView::Fenced;

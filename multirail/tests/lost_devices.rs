@@ -1,5 +1,5 @@
-//! Devices that are lost under way: other rails post again what was posted there, after the target has fenced the lost
-//! rail. Everything runs in virtual time, and each seed has other conditions.
+//! Devices and paths that are lost under way: other rails post again what was posted there, after the target has fenced
+//! the lost rail. Everything runs in virtual time, and each seed has other conditions.
 //!
 //! `MULTIRAIL_SEEDS=500 cargo test -p multirail --test lost_devices` runs more seeds. A failure names its seed, and
 //! `MULTIRAIL_SEED=N` runs it alone.
@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::task::{Context, Waker};
 use std::time::Duration;
 
-use backend_loopback::{LinkModel, Loopback, LoopbackConfig};
+use backend_loopback::{BrokenPath, LinkModel, Loopback, LoopbackConfig};
 use multirail::{
     Access, Clock, ErrorKind, Fabric, FabricBuilder, Op, Outcome, Pages, Peer, ReadOptions, Region,
     RemoteRegion, SendOptions, Time, TransportConfig, VirtualClock, WriteOptions,
@@ -28,8 +28,13 @@ const OVERWRITTEN: u8 = 0xa5;
 const DEADLINE: Duration = Duration::from_secs(10);
 
 /// How operations may end that do not succeed.
-const ENDS: [ErrorKind; 4] =
-    [ErrorKind::PeerDied, ErrorKind::Closed, ErrorKind::DeviceLost, ErrorKind::DeadlineExceeded];
+const ENDS: [ErrorKind; 5] = [
+    ErrorKind::PeerDied,
+    ErrorKind::Closed,
+    ErrorKind::DeviceLost,
+    ErrorKind::DeadlineExceeded,
+    ErrorKind::Unreachable,
+];
 
 /// What happens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,6 +43,12 @@ enum Fault {
     TwoLost,
     /// One device is lost, and another is ten times slower than it says.
     LostAndSlow,
+    /// The path over one device breaks and stays broken.
+    PathLost,
+    /// The path over one device breaks and works again, several times.
+    PathFlaps,
+    /// As `PathFlaps`, and another device is lost meanwhile.
+    FlapsAndLost,
     /// The target's answer takes so long. Operations end by their deadline.
     FenceTakes(Duration),
     TargetKilledDuringFence,
@@ -51,6 +62,7 @@ struct Tally {
     lost: usize,
     other: usize,
     replayed: u64,
+    mended: u64,
     landed_late: usize,
 }
 
@@ -234,6 +246,19 @@ fn conditions(random: &mut fastrand::Rng) -> (u32, u32, LinkModel) {
     (devices, groups, link)
 }
 
+/// The times at which the path over a device is broken. A single one stays broken.
+fn breaks_of(device: u32, count: usize, mut random: fastrand::Rng) -> Vec<BrokenPath> {
+    let mut from = Time::from_nanos(random.u64(..200_000));
+    let next = |_| {
+        let until = from.after(Duration::from_micros(random.u64(10..30_000)));
+        let until = if count == 1 { Time::NEVER } else { until };
+        let path = BrokenPath { device, peer: None, from, until };
+        from = until.after(Duration::from_micros(random.u64(10..30_000)));
+        path
+    };
+    (0..count).map(next).collect()
+}
+
 /// Runs the operations of one seed.
 fn run(fault: Fault, seed: u64, is_fenced: bool, tally: &mut Tally) {
     let mut random = fastrand::Rng::with_seed(seed);
@@ -244,11 +269,22 @@ fn run(fault: Fault, seed: u64, is_fenced: bool, tally: &mut Tally) {
     if fault == Fault::TwoLost && devices > 2 {
         lost.push(((number + 1) % devices, at()));
     }
+    let breaks = if fault == Fault::PathLost { 1 } else { 4 };
+    let broken_paths = breaks_of(number, breaks, random.fork());
+    let path_errors_after = random.bool().then(|| Duration::from_micros(random.u64(0..500)));
     let mut initiator = LinkModel { lose_devices_at: lost.clone(), ..link.clone() };
     let mut fence_takes = Duration::from_micros(random.u64(..=100));
     match fault {
         Fault::LostAndSlow => initiator.slow = Some(((number + 1) % devices, 10)),
         Fault::FenceTakes(takes) => fence_takes = takes,
+        Fault::PathLost | Fault::PathFlaps => {
+            initiator = LinkModel { broken_paths, path_errors_after, ..link.clone() };
+        }
+        Fault::FlapsAndLost => {
+            lost[0].0 = (number + 1) % devices;
+            initiator.lose_devices_at.clone_from(&lost);
+            (initiator.broken_paths, initiator.path_errors_after) = (broken_paths, path_errors_after);
+        }
         Fault::TargetKilledDuringFence | Fault::InitiatorKilledDuringFence => {
             fence_takes = Duration::from_millis(1)
         }
@@ -329,8 +365,10 @@ fn run(fault: Fault, seed: u64, is_fenced: bool, tally: &mut Tally) {
         assert!(kind.is_none_or(|kind| ENDS.contains(&kind)), "a message ended with {kind:?}");
     }
     drop(messages);
-    tally.replayed +=
-        hosts.fabrics.iter().flatten().flat_map(Fabric::counters).map(|rail| rail.replayed).sum::<u64>();
+    for rail in hosts.fabrics.iter().flatten().flat_map(Fabric::counters) {
+        tally.replayed += rail.replayed;
+        tally.mended += rail.paths_mended;
+    }
     // Everything that is late arrives now.
     let end = hosts.now().after(link.late_after + Duration::from_millis(1));
     while hosts.turn(end) {}
@@ -397,6 +435,22 @@ fn two_lost_devices_cost_no_transfer() {
 #[test]
 fn a_lost_device_beside_a_slow_one() {
     _ = run_seeds(Fault::LostAndSlow, 0.9);
+}
+
+#[test]
+fn a_lost_path_costs_no_transfer() {
+    _ = run_seeds(Fault::PathLost, 0.9);
+}
+
+#[test]
+fn a_path_that_flaps_costs_no_transfer() {
+    let tally = run_seeds(Fault::PathFlaps, 0.9);
+    println!("{} paths were used again", tally.mended);
+}
+
+#[test]
+fn a_path_that_flaps_beside_a_lost_device() {
+    _ = run_seeds(Fault::FlapsAndLost, 0.5);
 }
 
 #[test]

@@ -403,29 +403,30 @@ impl Peer {
         })
     }
 
-    /// Asks the peer to fence the pair over which this side's lost rail has sent.
+    /// Asks the peer to fence the pair over which this side's lost rail has sent, or to lift the fence.
     fn request_fence(&self, group: GroupIndex, request: FenceRequest) {
         let link = &self.0.links[group];
         let is_meant =
             |(rail, pair): &(usize, &PairedRail)| *rail == request.rail() && pair.slot == request.slot();
         let Some((_, pair)) = link.pairs().find(is_meant) else { return };
+        let lift = request.lifts();
         let reply = Box::new(|result| request.answer(result));
         match self.in_process_peer() {
             // An error would mean that the pair is unknown, but both sides have the same pairs.
-            Some(other) => drop(other.fence(&link.label, pair.pair, reply)),
-            None => self.0.context.session.request_fence(&link.label, pair.pair, reply),
+            Some(other) => drop(other.fence(&link.label, pair.pair, lift, reply)),
+            None => self.0.context.session.request_fence(&link.label, pair.pair, lift, reply),
         }
     }
 
-    /// Lets nothing arrive any more of what the peer has posted over a pair of rails. `reply` gets the answer; it is
-    /// dropped if the peer is gone.
+    /// Lets nothing arrive any more of what the peer has posted over a pair of rails; or, with `lift`, lets requests
+    /// arrive again. `reply` gets the answer; it is dropped if the peer is gone.
     ///
     /// # Errors
     /// `Protocol` if there is no such pair.
-    pub(crate) fn fence(&self, label: &str, pair: u16, reply: FenceReply) -> Result<()> {
+    pub(crate) fn fence(&self, label: &str, pair: u16, lift: bool, reply: FenceReply) -> Result<()> {
         let (link, rail, pair) = self.find_pair(label, pair, "fence")?;
         let (peer, slot) = (self.0.id, pair.slot);
-        link.engine.control(Control::Fence { rail, slot, link: link.index, peer, reply });
+        link.engine.control(Control::Fence { rail, slot, link: link.index, peer, lift, reply });
         Ok(())
     }
 
@@ -468,8 +469,8 @@ impl SessionPeer for Peer {
         self.note_followed(label, pair, answer)
     }
 
-    fn fence(&self, label: &str, pair: u16, reply: FenceReply) -> Result<()> {
-        self.fence(label, pair, reply)
+    fn fence(&self, label: &str, pair: u16, lift: bool, reply: FenceReply) -> Result<()> {
+        self.fence(label, pair, lift, reply)
     }
 
     fn closed(&self) -> impl Future<Output = Error> + Send + Unpin {

@@ -1,9 +1,10 @@
 //! Striping: which rail groups carry an operation, and which of its pieces each of them carries.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use crate::engine::op::OpId;
-use crate::engine::peer::Link;
+use crate::engine::peer::{Link, PairedRail};
 use crate::engine::plan::RailRange;
 use crate::engine::{SharedState, Work};
 use crate::peer::PeerInner;
@@ -85,15 +86,19 @@ fn least_backlog<'a>(peer: &PeerInner, links: impl Iterator<Item = &'a Link>) ->
     links.enumerate().min_by_key(|(_, link)| order(link)).map_or(0, |(index, _)| index)
 }
 
-/// What those rails of a link carry that reach both regions, relative to other links. Rails that are out of service count
-/// only if `all` is true.
+/// What those rails of a link carry now that reach both regions, relative to other links. If `all` is true, rails that
+/// are out of service or broken count too.
 fn capacity(link: &Link, work: &Work, all: bool) -> u64 {
     let (transport, first) = (link.engine.transport, link.engine.first_rail);
     let reaches = |rail: usize| work.is_local_on(transport, rail) && work.is_remote_on(rail);
     let rails = link.rails.iter().enumerate();
     let rails =
         rails.filter(|(rail, _)| reaches(first + rail) && (all || !link.engine.is_out_of_service(*rail)));
-    rails.filter_map(|(_, paired)| Some(u64::from(paired.as_ref()?.weight))).sum()
+    let carries = |paired: &PairedRail| match all {
+        true => u64::from(paired.weight),
+        false => paired.capacity.load(Ordering::Relaxed),
+    };
+    rails.filter_map(|(_, paired)| paired.as_ref().map(carries)).sum()
 }
 
 /// The op table slots of an operation, in each engine that carries a share of it.

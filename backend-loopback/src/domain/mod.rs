@@ -225,6 +225,13 @@ impl Connector for LoopbackDomain {
         if is_shut { Poll::Ready(Ok(())) } else { Poll::Pending }
     }
 
+    fn lift_fence(&self, slot: PeerSlot) -> Result<()> {
+        if let Some(peer) = self.inner.state.peers.find(slot) {
+            peer.inbound.lift_fence();
+        }
+        Ok(())
+    }
+
     fn disconnect(&self, slot: PeerSlot) {
         let state = &self.inner.state;
         let left = state.peers.update(slot, |peer| {
@@ -297,10 +304,16 @@ fn capabilities(config: &LoopbackConfig) -> Capabilities {
     it.requests_per_s = link.and_then(|link| link.ops_per_s);
     // Without a link model nothing can be overrun: a full message ring makes the sender wait.
     it.arrival_depth = link.and_then(|link| link.cq_depth).map_or(u64::MAX, u64::from);
-    it.progress = Progress::Manual;
+    // A modelled line moves the bytes in its own time.
+    let has_line = link.is_some_and(|link| link.bits_per_s.is_some());
+    it.progress = if has_line { Progress::Auto } else { Progress::Manual };
+    if let Some(link) = link.filter(|_| has_line) {
+        it.round_trip = link.round_trip();
+    }
     it.batch_bytes = BATCH;
     it.abort_scope = AbortScope::Peer;
     it.revocation = Revocation::Checked;
+    it.fences = true;
     it.delivered = DeliveredCost::None;
     if link.is_some_and(|link| !link.visible_after.is_zero()) {
         it.delivered_scope = DeliveredScope::Device;

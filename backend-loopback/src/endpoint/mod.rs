@@ -129,13 +129,14 @@ impl LoopbackEndpoint {
                     continue;
                 }
                 DueAction::Fail => ErrorKind::Io,
-                DueAction::DeviceLost => {
-                    let is_write = request.kind == WorkKind::Write && request.lkey & DEVICE_MEMORY == 0;
-                    if let Some(arrival) = model.late_arrival(now).filter(|_| is_write) {
-                        // SAFETY: accepted and not ended yet: valid by the contract of `post`.
-                        unsafe { self.late_writes.push(&request, arrival) };
+                DueAction::PathBroken | DueAction::DeviceLost => {
+                    // SAFETY: accepted and not ended yet: valid by the contract of `post`.
+                    unsafe { self.deliver_later(&mut model, &request, now) };
+                    if action == DueAction::PathBroken {
+                        ErrorKind::Unreachable
+                    } else {
+                        ErrorKind::DeviceLost
                     }
-                    ErrorKind::DeviceLost
                 }
             };
             self.completions.request(request.id, Err(status(refused)));
@@ -150,6 +151,24 @@ impl LoopbackEndpoint {
             self.completions.event(Event::DeviceLost { status: status(ErrorKind::DeviceLost) });
         }
         self.model = Some(model);
+    }
+
+    /// A lost device or a broken path has a write, which may still arrive.
+    ///
+    /// # Safety
+    /// As `Endpoint::post`.
+    unsafe fn deliver_later(&mut self, model: &mut DeviceModel, request: &WorkRequest, now: Time) {
+        let is_write = request.kind == WorkKind::Write && request.lkey & DEVICE_MEMORY == 0;
+        let peer = self.peers.get(request.peer.0 as usize).and_then(Option::as_ref);
+        let outbound = peer.and_then(|peer| peer.outbound.as_ref()).filter(|_| is_write);
+        #[allow(irrefutable_let_patterns, reason = "one of two where processes connect")]
+        if let Some(outbound) = outbound
+            && let PeerLocation::ThisProcess { inbound, .. } = &outbound.location
+            && let Some(arrival) = model.late_arrival(request.peer, now)
+        {
+            // SAFETY: by the caller.
+            unsafe { self.late_writes.push(request, arrival, inbound.times_shut()) };
+        }
     }
 
     /// If the link model makes writes visible later: completes a write, holds its bytes, and returns true. For any
@@ -196,7 +215,7 @@ impl LoopbackEndpoint {
 
     /// Delivers what a lost device has sent, unless the peer has fenced it meanwhile.
     fn deliver_late_writes(&mut self, now: Time) {
-        while let Some(mut write) = self.late_writes.next(now) {
+        while let Some((mut write, times_shut)) = self.late_writes.next(now) {
             let request = write.request();
             let peer = self.peers.get(request.peer.0 as usize).and_then(Option::as_ref);
             let Some(outbound) = peer.and_then(|peer| peer.outbound.clone()) else { continue };
@@ -204,7 +223,7 @@ impl LoopbackEndpoint {
             let PeerLocation::ThisProcess { inbound, .. } = &outbound.location else { continue };
             let completions = std::mem::take(&mut self.completions);
             // SAFETY: the local span is the write's own, which stays where it is, and the key is checked anew.
-            inbound.deliver_late(|| _ = unsafe { self.runner().run(&request) });
+            inbound.deliver_late(times_shut, || _ = unsafe { self.runner().run(&request) });
             self.completions = completions;
         }
     }
@@ -281,7 +300,9 @@ impl LoopbackEndpoint {
     /// Fails the requests to a peer, and adds what has arrived from it and then `PeerGone` to the events.
     fn end_peer(&mut self, slot: PeerSlot) {
         if let Some(model) = &mut self.model {
-            model.abort(slot, |id| self.completions.request(id, Err(status(ErrorKind::PeerDied))));
+            model.abort(slot, |aborted| {
+                self.completions.request(aborted.id, Err(status(ErrorKind::PeerDied)));
+            });
         }
         self.staged.remove(slot, &mut self.completions);
         self.gpus.stop(slot, ErrorKind::PeerDied, &mut self.completions);
@@ -414,8 +435,18 @@ impl Endpoint for LoopbackEndpoint {
     }
 
     fn abort(&mut self, peer: PeerSlot) {
-        if let Some(model) = &mut self.model {
-            model.abort(peer, |id| self.completions.request(id, Err(status(ErrorKind::Cancelled))));
+        if let Some(mut model) = self.model.take() {
+            let now = self.state.setup.clock.now();
+            let mut aborted = Vec::new();
+            model.abort(peer, |request| aborted.push(*request));
+            for request in aborted {
+                if model.is_path_broken(peer, now) {
+                    // SAFETY: accepted and not ended yet: valid by the contract of `post`.
+                    unsafe { self.deliver_later(&mut model, &request, now) };
+                }
+                self.completions.request(request.id, Err(status(ErrorKind::Cancelled)));
+            }
+            self.model = Some(model);
         }
         self.staged.stop(peer, ErrorKind::Cancelled, &mut self.completions);
         self.gpus.abort(peer, &mut self.completions);

@@ -17,6 +17,8 @@ const RETRY_AFTER: Duration = Duration::from_micros(1);
 pub(crate) enum DueAction {
     Run,
     Fail,
+    /// The path to the peer is broken.
+    PathBroken,
     DeviceLost,
 }
 
@@ -28,6 +30,8 @@ pub(crate) struct DeviceModel {
     pending: BinaryHeap<Reverse<PendingRequest>>,
     posted: u64,
     due: VecDeque<WorkRequest>,
+    /// Requests that are due, and whose path is broken.
+    held: Vec<HeldRequest>,
     /// The time from which on the line is free.
     line: Time,
     /// No request of an ordered link is due before this.
@@ -45,6 +49,15 @@ struct PendingRequest {
     due: Time,
     sequence: u64,
     request: WorkRequest,
+}
+
+/// A request over a broken path.
+struct HeldRequest {
+    request: WorkRequest,
+    /// When the path works again.
+    until: Time,
+    /// When the device reports that the request has failed.
+    fails_at: Time,
 }
 
 impl Ord for PendingRequest {
@@ -85,6 +98,7 @@ impl DeviceModel {
             pending: BinaryHeap::new(),
             posted: 0,
             due: VecDeque::new(),
+            held: Vec::new(),
             line: Time::ZERO,
             last: Time::ZERO,
             processed: 0,
@@ -101,7 +115,8 @@ impl DeviceModel {
             let lost = status(multirail_spi::ErrorKind::DeviceLost);
             return PostResult { accepted: 0, error: Some(lost) };
         }
-        let fits = batch.len().min(room.saturating_sub(self.pending.len() + self.due.len()));
+        let fits =
+            batch.len().min(room.saturating_sub(self.pending.len() + self.due.len() + self.held.len()));
         let accepted = self.number_accepted(fits, now);
         let retry_at = self.blocked.map_or(now.after(RETRY_AFTER), |until| until.max(now.after(RETRY_AFTER)));
         self.retry_at = if accepted < fits { retry_at } else { Time::NEVER };
@@ -120,9 +135,12 @@ impl DeviceModel {
             self.retry_at = Time::NEVER;
         }
         if self.is_lost() {
-            let request =
-                self.due.pop_front().or_else(|| self.pending.pop().map(|Reverse(next)| next.request))?;
+            let next = self.due.pop_front().or_else(|| self.held.pop().map(|held| held.request));
+            let request = next.or_else(|| self.pending.pop().map(|Reverse(next)| next.request))?;
             return Some((request, DueAction::DeviceLost));
+        }
+        if let Some(failed) = self.held.iter().position(|held| held.fails_at <= now) {
+            return Some((self.held.remove(failed).request, DueAction::PathBroken));
         }
         let able = if full.is_empty() {
             self.due.len()
@@ -151,15 +169,21 @@ impl DeviceModel {
         self.due.push_front(request);
     }
 
-    /// Drops the requests to `peer`, and calls `each` with their ids.
-    pub(crate) fn abort(&mut self, peer: PeerSlot, mut each: impl FnMut(u64)) {
-        self.due.retain(|request| request.peer != peer || (each(request.id), false).1);
+    /// Drops the requests to `peer`, and calls `each` with them.
+    pub(crate) fn abort(&mut self, peer: PeerSlot, mut each: impl FnMut(&WorkRequest)) {
+        self.due.retain(|request| request.peer != peer || (each(request), false).1);
+        self.held.retain(|held| held.request.peer != peer || (each(&held.request), false).1);
         let (of_peer, others): (Vec<_>, Vec<_>) =
             self.pending.drain().partition(|Reverse(next)| next.request.peer == peer);
         self.pending = others.into();
         let mut of_peer: Vec<_> = of_peer.into_iter().map(|Reverse(next)| next).collect();
         of_peer.sort_unstable();
-        of_peer.iter().for_each(|next| each(next.request.id));
+        of_peer.iter().for_each(|next| each(&next.request));
+    }
+
+    /// Whether the path to a peer is broken.
+    pub(crate) fn is_path_broken(&self, peer: PeerSlot, now: Time) -> bool {
+        self.link.broken_until(peer, now).is_some()
     }
 
     /// The time when the next request is due. The endpoint has nothing to do before.
@@ -168,7 +192,8 @@ impl DeviceModel {
             _ if !self.due.is_empty() || self.loss == Loss::Unreported => Time::ZERO,
             next => {
                 let due = next.map_or(Time::NEVER, |Reverse(next)| next.due);
-                due.min(self.retry_at).min(self.lost_at())
+                let held = self.held.iter().map(|held| held.until.min(held.fails_at));
+                held.fold(due.min(self.retry_at).min(self.lost_at()), Time::min)
             }
         }
     }
@@ -179,10 +204,18 @@ impl DeviceModel {
         if self.is_lost() { Time::NEVER } else { times.fold(Time::NEVER, Time::min) }
     }
 
-    /// A random time within [`LinkModel::late_after`] from `now` on. `None` if nothing of a lost device arrives late.
-    pub(crate) fn late_arrival(&mut self, now: Time) -> Option<Time> {
+    /// A random time within [`LinkModel::late_after`] from `now` on, or from the time on when the path to the peer works
+    /// again. `None` if nothing arrives late.
+    pub(crate) fn late_arrival(&mut self, peer: PeerSlot, now: Time) -> Option<Time> {
         let late_after = self.link.late_after;
-        (!late_after.is_zero()).then(|| now.after(self.up_to(late_after)))
+        if late_after.is_zero() {
+            return None;
+        }
+        let from = match self.link.broken_until(peer, now) {
+            Some(until) if self.random.bool() => until,
+            _ => now,
+        };
+        Some(from.after(self.up_to(late_after)))
     }
 
     /// Chooses which of `count` completions the endpoint reports next.
@@ -250,8 +283,18 @@ impl DeviceModel {
         if self.lost_at() <= now {
             self.loss = Loss::Unreported;
         }
-        while self.pending.peek().is_some_and(|Reverse(next)| next.due <= now) {
-            self.due.extend(self.pending.pop().map(|Reverse(next)| next.request));
+        while let Some(Reverse(next)) = self.pending.peek().filter(|Reverse(next)| next.due <= now) {
+            let (request, due) = (next.request, next.due);
+            self.pending.pop();
+            match self.link.broken_until(request.peer, now) {
+                None => self.due.push_back(request),
+                Some(until) => {
+                    let fails_at = self.link.path_errors_after.map_or(Time::NEVER, |after| due.after(after));
+                    self.held.push(HeldRequest { request, until, fails_at });
+                }
+            }
         }
+        let works_again = self.held.extract_if(.., |held| held.until <= now && held.fails_at > now);
+        self.due.extend(works_again.map(|held| held.request));
     }
 }

@@ -6,7 +6,7 @@ mod posted_writes;
 
 use std::time::Duration;
 
-use multirail_spi::Time;
+use multirail_spi::{PeerSlot, Time};
 
 pub(crate) use device::{DeviceModel, DueAction};
 pub(crate) use late_writes::LateWrites;
@@ -46,8 +46,15 @@ pub struct LinkModel {
     pub lose_device: Option<u32>,
     /// The devices with these numbers are lost at these times of the fabric's clock.
     pub lose_devices_at: Vec<(u32, Time)>,
+    /// Paths that are broken for some time: requests over them do not arrive meanwhile.
+    pub broken_paths: Vec<BrokenPath>,
+    /// A device fails a request over a broken path so long after the request would have arrived. `None`: the device
+    /// repeats the request until the path works again, and reports nothing before.
+    pub path_errors_after: Option<Duration>,
     /// The writes that were posted to a lost device still arrive, each at a random time up to this long after the loss,
-    /// as packets do that the network delays: until the target fences them. Applies to peers within one process.
+    /// as packets do that the network delays: until the target fences them. The same holds for writes over a broken
+    /// path that have failed or were aborted; some of them arrive only after the path works again. Applies to peers
+    /// within one process.
     pub late_after: Duration,
     /// How long a fence takes at this side, from the peer's request to the answer.
     pub fence_takes: Duration,
@@ -62,6 +69,20 @@ pub struct LinkModel {
     /// The device with this number is this many times slower than `bits_per_s` and `ops_per_s` say. It does not know
     /// of it: it reports the same rates as the others.
     pub slow: Option<(u32, u32)>,
+}
+
+/// A path that is broken for some time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BrokenPath {
+    /// The number of the device.
+    pub device: u32,
+    /// The peer, by its number among those that this device was connected to, from 0. `None`: all peers, as with a
+    /// port that is down.
+    pub peer: Option<u32>,
+    /// When the path breaks, by the fabric's clock.
+    pub from: Time,
+    /// When it works again.
+    pub until: Time,
 }
 
 impl LinkModel {
@@ -88,6 +109,7 @@ impl LinkModel {
             self.lose_device_after = None;
         }
         self.lose_devices_at.retain(|(lost, _)| *lost == number);
+        self.broken_paths.retain(|path| path.device == number);
         match self.slow {
             Some((slow, times)) if slow == number => {
                 let slower = |rate: u64| (rate / u64::from(times.max(1))).max(1);
@@ -99,6 +121,14 @@ impl LinkModel {
             }
             _ => self,
         }
+    }
+
+    /// Until when the path to a peer is broken. `None` if it works.
+    pub(crate) fn broken_until(&self, peer: PeerSlot, now: Time) -> Option<Time> {
+        let is_broken = |path: &&BrokenPath| {
+            path.peer.is_none_or(|of| of == peer.0) && (path.from..path.until).contains(&now)
+        };
+        self.broken_paths.iter().filter(is_broken).map(|path| path.until).max()
     }
 
     /// The time for which one request of `len` bytes keeps the device busy.

@@ -72,7 +72,9 @@ impl NullEndpoint {
         self.ports.clone_from(&peers.ports);
         for peer in peers.gone.drain(..) {
             if let Some(model) = &mut self.model {
-                model.abort(peer, |id| self.completions.push_back(failed(id, ErrorKind::PeerDied)));
+                model.abort(peer, |aborted| {
+                    self.completions.push_back(failed(aborted.id, ErrorKind::PeerDied));
+                });
             }
             self.in_switch.abort(peer, |id| self.completions.push_back(failed(id, ErrorKind::PeerDied)));
             self.gone.push(peer);
@@ -91,6 +93,7 @@ impl NullEndpoint {
             self.completions.push_back(match action {
                 DueAction::Run => Event::Done { first: request.id, count: 1 },
                 DueAction::Fail => failed(request.id, ErrorKind::Io),
+                DueAction::PathBroken => failed(request.id, ErrorKind::Unreachable),
                 DueAction::DeviceLost => failed(request.id, ErrorKind::DeviceLost),
             });
         }
@@ -191,7 +194,7 @@ impl Endpoint for NullEndpoint {
     fn abort(&mut self, peer: PeerSlot) {
         let Self { model, completions, in_switch, .. } = self;
         if let Some(model) = model {
-            model.abort(peer, |id| completions.push_back(failed(id, ErrorKind::Cancelled)));
+            model.abort(peer, |aborted| completions.push_back(failed(aborted.id, ErrorKind::Cancelled)));
         }
         in_switch.abort(peer, |id| completions.push_back(failed(id, ErrorKind::Cancelled)));
     }

@@ -159,8 +159,8 @@ pub enum Frame {
         /// The answer to the offer.
         answer: Vec<u8>,
     },
-    /// The sender's device of a pair of rails is lost. Asks the receiver to let nothing arrive any more of what was
-    /// posted there.
+    /// The sender's device of a pair of rails is lost, or its path to the receiver over that pair. Asks the receiver to
+    /// let nothing arrive any more of what was posted there; or, later, to let requests arrive again.
     Fence {
         /// The number of the request; the answer carries the same number.
         id: u64,
@@ -168,12 +168,14 @@ pub enum Frame {
         transport: String,
         /// The number of the pair.
         pair: u16,
+        /// Whether this lifts an earlier fence.
+        lift: bool,
     },
     /// Answers `Fence`.
     Fenced {
         /// The number of the request.
         id: u64,
-        /// What the sender has received over the pair; `None` if it cannot keep out what may still arrive.
+        /// What the sender has received over the pair; `None` if it cannot do what was asked.
         report: Option<FenceReport>,
         /// Why it cannot.
         reason: String,

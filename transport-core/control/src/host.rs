@@ -121,12 +121,13 @@ pub trait SessionPeer: Clone + Send + Sync + 'static {
     /// `Protocol`, and the errors of the backend.
     fn note_followed(&self, label: &str, pair: u16, answer: &[u8]) -> Result<()>;
 
-    /// Lets nothing arrive any more of what the peer has posted over a pair of rails. `reply` gets the answer, from
-    /// another thread or before the call returns. It is dropped if the peer is closed.
+    /// Lets nothing arrive any more of what the peer has posted over a pair of rails; or, with `lift`, lets requests
+    /// arrive again. `reply` gets the answer, from another thread or before the call returns. It is dropped if the peer
+    /// is closed.
     ///
     /// # Errors
     /// `Protocol` if there is no such pair.
-    fn fence(&self, label: &str, pair: u16, reply: FenceReply) -> Result<()>;
+    fn fence(&self, label: &str, pair: u16, lift: bool, reply: FenceReply) -> Result<()>;
 
     /// Resolves to the close reason when the peer is closed.
     fn closed(&self) -> impl Future<Output = Error> + Send + Unpin;

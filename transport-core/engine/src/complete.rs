@@ -4,13 +4,15 @@
 // Over 800 lines: one of three files with `Engine`'s methods. (The limit is that of `ci/file-sizes`.)
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::event_hash::HashedEvent;
 use super::operation::{ActiveOp, Stage};
 use super::peer::{
-    ArrivalKind, BrokenPath, FenceRequest, LinkState, LostImms, PeerProbe, SlotLink, UnconfirmedFailure,
+    ArrivalKind, BrokenPath, Comeback, FenceRequest, GOOD_PROBES, LinkState, LostImms, PathProbe, PathProbes,
+    PeerProbe, SlotLink, UnconfirmedFailure,
 };
-use super::rail::{MAX_RUN, PostedPiece};
+use super::rail::{MAX_RUN, PostedPiece, Stuck, speeds};
 use super::snapshot::RecentFailures;
 use super::trace::{TraceEvent, peer_number};
 use super::{DrainReply, Engine, Rail, Work};
@@ -21,6 +23,9 @@ use crate::{Error, ErrorKind, Outcome, PeerId, Result, Time};
 /// How often one step polls a rail at most for one fence. These polls take what has arrived before the fence is
 /// answered.
 const MAX_POLLS_PER_FENCE: usize = 64;
+
+/// The engine forgets the speed of a rail that has not been measured for so long.
+const SPEED_AGE: Duration = Duration::from_millis(50);
 
 impl Engine {
     // ---- polling ----
@@ -83,7 +88,9 @@ impl Engine {
                     }
                     self.acknowledge(rail, first, count_in_run, None);
                 }
-                Event::Failed { id, status } => self.on_failed(rail, id, status),
+                Event::Failed { id, status } => {
+                    self.on_failed(rail, id, status, status.kind == ErrorKind::Unreachable)
+                }
                 Event::FailedUnconfirmed { id, peer, status } => {
                     self.on_unconfirmed_failure(rail, id, peer, status)
                 }
@@ -109,15 +116,19 @@ impl Engine {
         let inflight = &mut self.rails[rail].inflight;
         match inflight.acknowledge(id, count).or_else(|| self.acknowledge_evicted(rail, id, count)) {
             Some((op, pieces)) => self.on_pieces_ended(rail, op, pieces, failed),
+            None if PathProbes::is_probe(id) => self.on_path_probe_ended(rail, id, failed.is_none()),
             None => tracing::error!(rail, id, "ignored the completion of a request that is not outstanding"),
         }
     }
 
-    /// Handles the failure of a request of this engine.
+    /// Handles the failure of a request of this engine. `by_path`: the path to the peer has failed, and the peer lives.
     #[cold]
-    fn on_failed(&mut self, rail: usize, id: u64, status: Status) {
+    fn on_failed(&mut self, rail: usize, id: u64, status: Status, by_path: bool) {
         // `Event::DeviceLost` is about all requests of a lost device.
         let is_lost = status.kind == ErrorKind::DeviceLost && self.rails[rail].endpoint.is_lost();
+        if by_path && !is_lost {
+            self.on_path_failed(rail, id, status);
+        }
         if !is_lost && !self.keep_lost(rail, id) {
             self.acknowledge(rail, id, 1, Some(status));
         }
@@ -286,6 +297,7 @@ impl Engine {
         self.unconfirmed_failures.drop_rail(rail);
         let posted: Vec<_> = self.rails[rail].inflight.unacknowledged().collect();
         for link in 0..self.links.len() as u32 {
+            self.end_comeback(rail, link);
             self.break_path(rail, link, &error);
             self.announce_loss(rail, link);
         }
@@ -301,22 +313,28 @@ impl Engine {
         self.receives.on_device_lost(rail, &error, &self.handle);
     }
 
-    /// This side's device of a rail is lost, or the peer's: nothing is sent to the peer of a link over the rail any
-    /// more. Other rails post what is not posted. What is posted may still arrive, so the peer is asked to fence its
-    /// end.
+    /// This side's device of a rail is lost, or the peer's, or the path between them: nothing is sent to the peer of a
+    /// link over the rail. Other rails post what is not posted. What is posted may still arrive, so the peer is asked to
+    /// fence its end.
     fn break_path(&mut self, rail: usize, link: u32, error: &Error) {
         let Some(state) = self.links[link as usize].as_mut().filter(|state| !state.has_failed) else {
             return;
         };
         let peer = state.peer.id;
-        let Some(slot) = state.break_path(rail, error) else { return };
+        let Some(slot) = state.break_path(self.handle.group, rail, error) else { return };
+        self.probes.forget_path(rail, link);
+        self.rails[rail].watch.reset();
+        self.rails[rail].meter.restart();
+        self.handle.counts[rail].path_changed(false);
+        self.hash_event(HashedEvent::PathBroken, rail as u64);
+        self.record(TraceEvent::PathBroken { rail: self.rail_number(rail), peer: peer_number(peer) });
         for op in 0..self.active.len() as u32 {
             let Some(active) = self.active[op as usize].as_mut().filter(|active| active.link == link) else {
                 continue;
             };
             active.rails[rail].weight = 0;
             active.take_back(rail);
-            if active.rails[rail].left() == 0 || self.hand_over(op, rail) {
+            if active.rails[rail].left() == 0 || self.hand_over(op, rail) || self.set_aside(op, rail) {
                 self.settle_handed_over(op);
             } else if !self.resend_imm(op) {
                 self.fail_op(op, error.clone());
@@ -333,7 +351,7 @@ impl Engine {
             }
         }
         if let Some(Some(state)) = self.links.get(link as usize) {
-            let request = FenceRequest::new(Arc::clone(&self.handle), (rail, slot), link, peer);
+            let request = FenceRequest::new(Arc::clone(&self.handle), (rail, slot), link, peer, false);
             state.peer.context.fence_wanted(self.handle.group, request);
         }
     }
@@ -357,20 +375,362 @@ impl Engine {
             return;
         };
         for slot in state.slots_that_only_receive(rail) {
-            let request = FenceRequest::new(Arc::clone(&self.handle), (rail, slot), link, state.peer.id);
+            let request =
+                FenceRequest::new(Arc::clone(&self.handle), (rail, slot), link, state.peer.id, false);
             state.peer.context.fence_wanted(self.handle.group, request);
         }
     }
 
-    /// The peer has lost its device at the other end of a slot.
-    pub(super) fn on_peer_device_lost(&mut self, rail: usize, link: u32, slot: PeerSlot) {
-        let sends =
-            self.links[link as usize].as_ref().is_some_and(|link| link.send_slots[rail] == Some(slot));
-        if sends {
+    /// The peer has lost its device at the other end of a slot, or its path from there.
+    pub(super) fn on_peer_path_lost(&mut self, rail: usize, link: u32, slot: PeerSlot) {
+        let Some(Some(state)) = self.links.get(link as usize) else { return };
+        if state.send_slots[rail] == Some(slot) {
+            let (transport, device) = (&self.handle.label, &self.handle.devices[rail]);
+            let peer = state.peer.id.number();
+            tracing::warn!(%transport, %device, peer, "the peer has lost its device or its path: other rails go on");
             let why = format!("the peer's device behind rail {} is lost", self.rail_number(rail));
             self.break_path(rail, link, &Error::new(ErrorKind::DeviceLost, "poll", why));
         }
     }
+
+    // ---- paths that fail, and that come back ----
+
+    /// A request failed because of its path, which counts as broken from now on. An engine with one rail fails the
+    /// request instead, and the next requests try the path again.
+    #[cold]
+    fn on_path_failed(&mut self, rail: usize, id: u64, status: Status) {
+        let op = self.rails[rail].inflight.find(id).map(|posted| posted.op);
+        let Some(link) = op.and_then(|op| self.active[op as usize].as_ref()).map(|active| active.link) else {
+            return;
+        };
+        if self.heals() {
+            let text = self.rails[rail].endpoint.describe(status);
+            let why = format!("rail {} does not reach the peer any more: {text}", self.rail_number(rail));
+            self.on_path_lost(rail, link, &Error::new(ErrorKind::Unreachable, "poll", why));
+        }
+    }
+
+    /// A path is broken although both devices work, as far as this side knows.
+    fn on_path_lost(&mut self, rail: usize, link: u32, error: &Error) {
+        let Some(Some(state)) = self.links.get(link as usize) else { return };
+        if state.send_slots[rail].is_some() {
+            let (transport, device, peer) =
+                (&self.handle.label, &self.handle.devices[rail], state.peer.id.number());
+            tracing::warn!(%transport, %device, peer, %error, "a path to a peer is broken: other rails go on");
+            self.break_path(rail, link, error);
+        }
+    }
+
+    /// Whether broken paths come back, and others carry the requests meanwhile: there are several rails, and all can
+    /// fence.
+    fn heals(&self) -> bool {
+        self.rails.len() > 1 && self.rails.iter().all(|rail| rail.domain.capabilities().fences)
+    }
+
+    /// Whether a path to the peer of a link is broken, and may come back.
+    #[cold]
+    pub(super) fn may_return(&self, link: u32) -> bool {
+        let Some(Some(state)) = self.links.get(link as usize) else { return false };
+        let may_return =
+            |path: &BrokenPath| path.comeback != Comeback::Never && self.rails[path.rail].lost.is_none();
+        self.heals() && !state.has_failed && state.broken_paths().iter().any(may_return)
+    }
+
+    /// Looks for paths that make no progress, while the same peer answers over another one. Returns their number.
+    #[cold]
+    pub(super) fn check_paths(&mut self, now: Time) -> usize {
+        let mut broken = 0;
+        for rail in 0..self.rails.len() {
+            let this = &mut self.rails[rail];
+            if this.lost.is_some() {
+                continue;
+            }
+            let (oldest, least) = (this.inflight.oldest(), this.least_stuck_limit());
+            let Some(stuck) = this.watch.look(oldest.map(|(run, _)| run), now, least) else { continue };
+            let link = oldest.and_then(|(_, op)| self.active[op as usize].as_ref()).map(|active| active.link);
+            let Some(link) = link.filter(|_| stuck.span * 2 >= stuck.limit) else { continue };
+            if !self.has_answered_since(link, stuck.since) {
+                self.probe_other_path(rail, link, stuck, now);
+            } else if stuck.span >= stuck.limit {
+                let why = format!(
+                    "no request over rail {} to the peer has ended for {:?}, and requests over other rails have",
+                    self.rail_number(rail),
+                    stuck.span
+                );
+                self.on_path_lost(rail, link, &Error::new(ErrorKind::Unreachable, "poll", why));
+                broken += 1;
+            }
+        }
+        let forget = |rail: &mut Rail| usize::from(rail.meter.forget_old(now, SPEED_AGE));
+        if self.rails.iter_mut().map(forget).sum::<usize>() > 0 {
+            self.update_speeds();
+        }
+        broken
+    }
+
+    /// Whether a request to the peer of a link has ended well since then.
+    fn has_answered_since(&self, link: u32, since: Time) -> bool {
+        let of_link = || self.active.iter().flatten().filter(|active| active.link == link);
+        let state = self.links[link as usize].as_ref();
+        state.is_some_and(|state| state.last_success > since) || of_link().any(|op| op.ended_at > since)
+    }
+
+    /// Finds out whether the peer of a link answers over another rail than one that is stuck.
+    fn probe_other_path(&mut self, rail: usize, link: u32, stuck: Stuck, now: Time) {
+        let Some(Some(state)) = self.links.get(link as usize) else { return };
+        let slots: Vec<_> = state.send_slots.iter().enumerate().map(|(other, slot)| (other, *slot)).collect();
+        for (other, slot) in slots {
+            let Some(slot) = slot.filter(|_| other != rail && self.rails[other].lost.is_none()) else {
+                continue;
+            };
+            let is_asked = self.probes.is_checking(other, link, stuck.since);
+            if !is_asked && let Some(id) = self.post_probe(other, slot) {
+                let probe = PathProbe { id, rail: other, link, posted_at: now, is_comeback: false };
+                return self.probes.add(probe);
+            }
+        }
+    }
+
+    /// Nothing that was posted over a broken path can arrive any more, and all of it is settled: the path may come back
+    /// later, unless a device is lost or the peer cannot fence. The peer may wait for this to send there again itself.
+    fn begin_comeback(&mut self, rail: usize, link: u32) {
+        let (now, random) = (self.now(), self.hash.value());
+        let this = &self.rails[rail];
+        let capabilities = this.domain.capabilities();
+        let may_return = this.lost.is_none() && capabilities.fences;
+        let Some(Some(state)) = self.links.get_mut(link as usize) else { return };
+        let Some(path) = state.broken_path(rail).filter(|path| path.comeback == Comeback::Unsettled) else {
+            return;
+        };
+        let report = path.fenced.clone().and_then(Result::ok);
+        path.comeback = Comeback::Never;
+        if let Some(report) = report {
+            state.set_sent_imms(rail, report.imms);
+            if may_return {
+                self.wait_for_comeback(rail, link, now, random);
+                if !self.comebacks.contains(&(rail, link)) {
+                    self.comebacks.push((rail, link));
+                }
+            }
+        }
+        self.fail_unreached(link);
+        self.lift_fences();
+    }
+
+    /// Lets a broken path wait before its next attempt to come back.
+    fn wait_for_comeback(&mut self, rail: usize, link: u32, now: Time, random: u64) {
+        let round_trip = self.rails[rail].domain.capabilities().round_trip;
+        let Some(Some(state)) = self.links.get_mut(link as usize) else { return };
+        let until = now.after(state.histories[rail].note_break(now, round_trip, random));
+        if let Some(path) = state.broken_path(rail) {
+            path.comeback = Comeback::Waiting { until };
+            self.next_deadline = self.next_deadline.min(until);
+        }
+    }
+
+    /// This side's device of a rail is lost while its path to a peer was broken. The peer may have lifted its fence
+    /// meanwhile, and learns of the loss.
+    fn end_comeback(&mut self, rail: usize, link: u32) {
+        let Some(Some(state)) = self.links.get_mut(link as usize) else { return };
+        let peer = Arc::clone(&state.peer);
+        self.probes.forget_path(rail, link);
+        let Some(path) = state.broken_path(rail).filter(|path| path.comeback != Comeback::Unsettled) else {
+            return;
+        };
+        path.comeback = Comeback::Never;
+        let request = FenceRequest::new(Arc::clone(&self.handle), (rail, path.slot), link, peer.id, false);
+        peer.context.fence_wanted(self.handle.group, request);
+        self.fail_unreached(link);
+    }
+
+    /// Lifts the fences that peers want lifted, once this side has settled what it had posted over the same pair.
+    pub(super) fn lift_fences(&mut self) {
+        loop {
+            let (rails, links) = (&self.rails, &self.links);
+            let next = self.fences.next_lift(|lift| {
+                let state = links.get(lift.link as usize).and_then(Option::as_ref);
+                let is_unsettled = |path: &BrokenPath| {
+                    (path.rail, path.slot) == (lift.rail, lift.slot) && path.comeback == Comeback::Unsettled
+                };
+                rails[lift.rail].lost.is_none()
+                    && state.is_some_and(|state| !state.broken_paths().iter().any(is_unsettled))
+            });
+            let Some(lift) = next else { return };
+            let result = self.rails[lift.rail].domain.connector().lift_fence(lift.slot);
+            if let Some(Some(state)) = self.links.get(lift.link as usize) {
+                state.peer.context.endpoint_changed(self.handle.group, lift.rail);
+            }
+            let imms = self.slot_links[lift.rail].get(lift.slot.0 as usize).copied().flatten();
+            (lift.reply)(result.map(|()| FenceReport { imms: imms.map_or(0, |slot| slot.imms) }));
+        }
+    }
+
+    /// The peer has lifted its fence, or cannot. This side's own fence of the pair, if there is one, falls too: the peer
+    /// lifts its fence once it has settled what it had posted.
+    pub(super) fn on_lifted(
+        &mut self,
+        (rail, slot): (usize, PeerSlot),
+        link: u32,
+        peer: PeerId,
+        result: Result<FenceReport>,
+    ) {
+        if self.link_of.get(&peer) != Some(&link) || self.rails[rail].lost.is_some() {
+            return;
+        }
+        let (now, random) = (self.now(), self.hash.value());
+        let Some(Some(state)) = self.links.get_mut(link as usize) else { return };
+        let pause = state.histories[rail].probe_pause();
+        let context = Arc::clone(&state.peer);
+        let asked = |path: &&mut BrokenPath| path.slot == slot && path.comeback == Comeback::Asked;
+        let Some(path) = state.broken_path(rail).filter(asked) else { return };
+        let result = result.and_then(|_| self.rails[rail].domain.connector().lift_fence(slot));
+        match result {
+            Ok(()) => {
+                let next = now.after(pause);
+                path.comeback = Comeback::Probing { good: 0, next, is_under_way: false };
+                self.next_deadline = self.next_deadline.min(next);
+                context.context.endpoint_changed(self.handle.group, rail);
+            }
+            Err(error) => {
+                tracing::debug!(peer = peer.number(), rail, %error, "a fence is not lifted yet");
+                self.wait_for_comeback(rail, link, now, random);
+            }
+        }
+    }
+
+    /// Moves the broken paths on that are on their way back. Lowers `next` to the time of the next such move. Returns
+    /// the number of moves.
+    pub(super) fn advance_comebacks(&mut self, now: Time, next: &mut Time) -> usize {
+        let mut moves = 0;
+        for (rail, link) in std::mem::take(&mut self.comebacks) {
+            let Some((due, moved)) = self.advance_comeback(rail, link, now) else { continue };
+            *next = (*next).min(due);
+            moves += usize::from(moved);
+            self.comebacks.push((rail, link));
+        }
+        moves
+    }
+
+    /// Moves one path on. Returns when the next move is due, and whether there was one; `None` if there will be none.
+    fn advance_comeback(&mut self, rail: usize, link: u32, now: Time) -> Option<(Time, bool)> {
+        let state = self.links.get_mut(link as usize)?.as_mut().filter(|state| !state.has_failed)?;
+        let (peer, pause) = (Arc::clone(&state.peer), state.histories[rail].probe_pause());
+        let trial = state.on_trial_until(rail);
+        let Some(path) = state.broken_path(rail) else {
+            let until = trial?;
+            if until > now {
+                return Some((until, false));
+            }
+            state.end_trial(rail);
+            state.set_weights(self.handle.group, self.speeds.iter().copied());
+            return None;
+        };
+        match path.comeback {
+            Comeback::Unsettled | Comeback::Never => None,
+            Comeback::Asked | Comeback::Probing { is_under_way: true, .. } => Some((Time::NEVER, false)),
+            Comeback::Waiting { until } if until > now => Some((until, false)),
+            Comeback::Waiting { .. } => {
+                path.comeback = Comeback::Asked;
+                let slot = (rail, path.slot);
+                let request = FenceRequest::new(Arc::clone(&self.handle), slot, link, peer.id, true);
+                peer.context.fence_wanted(self.handle.group, request);
+                Some((Time::NEVER, true))
+            }
+            Comeback::Probing { next, .. } if next > now => Some((next, false)),
+            Comeback::Probing { good, .. } => {
+                let slot = path.slot;
+                let posted = self.post_probe(rail, slot);
+                let next = now.after(pause);
+                let is_under_way = posted.is_some();
+                if let Some(id) = posted {
+                    self.probes.add(PathProbe { id, rail, link, posted_at: now, is_comeback: true });
+                }
+                if let Some(Some(state)) = self.links.get_mut(link as usize)
+                    && let Some(path) = state.broken_path(rail)
+                {
+                    path.comeback = Comeback::Probing { good, next, is_under_way };
+                }
+                Some((if is_under_way { Time::NEVER } else { next }, is_under_way))
+            }
+        }
+    }
+
+    /// A probe of a path has ended.
+    #[cold]
+    fn on_path_probe_ended(&mut self, rail: usize, id: u64, is_good: bool) {
+        // `None` if the path has broken since then, or if the peer is gone.
+        let Some(probe) = self.probes.take(id) else { return };
+        let (now, random, link) = (self.now(), self.hash.value(), probe.link);
+        let is_in_time = now.since(probe.posted_at) <= self.rails[rail].least_stuck_limit();
+        let Some(Some(state)) = self.links.get_mut(link as usize) else { return };
+        if !probe.is_comeback {
+            if is_good {
+                state.last_success = now;
+            }
+            return;
+        }
+        let next = now.after(state.histories[rail].probe_pause());
+        let Some(path) = state.broken_path(rail) else { return };
+        let Comeback::Probing { good, .. } = path.comeback else { return };
+        let good = if is_in_time { good + 1 } else { 0 };
+        if !is_good {
+            tracing::debug!(rail, peer = state.peer.id.number(), "a path is still broken");
+            self.wait_for_comeback(rail, link, now, random);
+        } else if good == GOOD_PROBES {
+            self.mend_path(rail, link, now);
+        } else {
+            path.comeback = Comeback::Probing { good, next, is_under_way: false };
+            self.next_deadline = self.next_deadline.min(next);
+        }
+    }
+
+    /// A broken path works again.
+    fn mend_path(&mut self, rail: usize, link: u32, now: Time) {
+        let Some(Some(state)) = self.links.get_mut(link as usize) else { return };
+        let until = state.mend_path(rail, now);
+        state.set_weights(self.handle.group, self.speeds.iter().copied());
+        let peer = state.peer.id;
+        self.next_deadline = self.next_deadline.min(until);
+        self.rails[rail].queue.resume(link);
+        self.handle.counts[rail].path_changed(true);
+        self.hash_event(HashedEvent::PathMended, rail as u64);
+        self.record(TraceEvent::PathMended { rail: self.rail_number(rail), peer: peer_number(peer) });
+        let (transport, device) = (&self.handle.label, &self.handle.devices[rail]);
+        tracing::info!(%transport, %device, peer = peer.number(), "a path to a peer works again");
+        self.offer_rail(rail, link);
+    }
+
+    // ---- how fast the rails are ----
+
+    /// Measures the speed of a rail, which is about to post.
+    pub(super) fn measure_speed(&mut self, rail: usize) {
+        let now = self.now();
+        let this = &mut self.rails[rail];
+        let was_full = this.window.was_blocked() || this.queue_full_logged;
+        if this.meter.note(now, this.inflight.ended_cost(), was_full) {
+            self.update_speeds();
+        }
+    }
+
+    /// A slow rail gets a smaller share of later operations, and may post less at once.
+    #[cold]
+    fn update_speeds(&mut self) {
+        let relative =
+            self.rails.iter().map(|rail| rail.lost.map_or_else(|| rail.meter.relative(), |_| None));
+        let speeds: Vec<_> = speeds(relative).collect();
+        if speeds == self.speeds {
+            return;
+        }
+        for (rail, speed) in self.rails.iter_mut().zip(&speeds) {
+            rail.window.set_speed(*speed);
+        }
+        for state in self.links.iter_mut().flatten() {
+            state.set_weights(self.handle.group, speeds.iter().copied());
+        }
+        self.speeds = speeds;
+    }
+
+    // ---- fences ----
 
     /// Whether all outstanding requests of an operation are on broken paths, and wait for the peer's answer.
     #[cold]
@@ -464,6 +824,7 @@ impl Engine {
         for pieces in pieces.chunk_by(|one, next| one.op == next.op) {
             self.settle_lost(rail, pieces, result.is_ok(), &mut lost_imms, are_alike, &error);
         }
+        self.begin_comeback(rail, link);
     }
 
     /// Settles the broken paths whose last request has ended since the peer's answer. Returns their number.
@@ -531,6 +892,37 @@ impl Engine {
         }
         self.settle_handed_over(op);
         self.await_takers(op);
+    }
+
+    /// Puts the pieces that an operation has not posted on a broken path aside, until a path comes back. Returns false if
+    /// none will, or if the pieces cannot change their rail.
+    #[cold]
+    fn set_aside(&mut self, op: u32, rail: usize) -> bool {
+        let Some(link) = self.active[op as usize].as_ref().map(|active| active.link) else { return false };
+        let may_return = self.may_return(link);
+        let Some(active) = &mut self.active[op as usize] else { return false };
+        let is_aside = may_return && active.set_aside(rail);
+        if is_aside {
+            self.await_takers(op);
+        }
+        is_aside
+    }
+
+    /// Fails the operations that no path reaches any more, after a broken path turned out to stay broken.
+    #[cold]
+    fn fail_unreached(&mut self, link: u32) {
+        if self.may_return(link) {
+            return;
+        }
+        for op in 0..self.active.len() as u32 {
+            let is_of_link = |active: &&ActiveOp| active.link == link && active.error.is_none();
+            let Some(active) = self.active[op as usize].as_ref().filter(is_of_link) else { continue };
+            if active.awaits_rail_for_imm() {
+                self.begin_imm(op);
+            } else {
+                self.settle_handed_over(op);
+            }
+        }
     }
 
     /// Lets another rail post the imm that a lost rail was to post. Returns false if the operation has no such imm.
@@ -614,7 +1006,7 @@ impl Engine {
         }
         let (resolved, probe_again) = self.unconfirmed_failures.on_answer(link);
         for failure in resolved {
-            self.on_failed(failure.rail, failure.id, failure.status);
+            self.on_failed(failure.rail, failure.id, failure.status, true);
         }
         if probe_again {
             self.probe(link);
@@ -640,6 +1032,7 @@ impl Engine {
         }
         self.abort_link(link);
         self.fences.remove_link(link);
+        self.probes.forget_link(link);
         let broken = self.links[link as usize].as_mut().map(LinkState::take_broken_paths);
         for BrokenPath { rail, lost, .. } in broken.into_iter().flatten() {
             for PostedPiece { op, .. } in lost {
@@ -742,6 +1135,10 @@ impl Engine {
             return;
         }
         if !active.is_reached_by(&self.rails, |rail| rail.lost.is_none()) {
+            let link = active.link;
+            if self.may_return(link) {
+                return;
+            }
             let why = "every device that reaches the peer and the memory is lost";
             return self.fail_op(op, Error::new(ErrorKind::DeviceLost, "poll", why));
         }
@@ -922,6 +1319,9 @@ impl Engine {
             Some(error) => self.handle.table.finish(id, Err(error)),
             None => {
                 let ended_at = self.now();
+                if let Some(Some(link)) = self.links.get_mut(link as usize) {
+                    link.last_success = ended_at;
+                }
                 self.handle.table.succeed(id, outcome, |notes| {
                     (notes.submitted_at, notes.posted_at, notes.ended_at) =
                         (submitted_at, posted_at, ended_at);

@@ -23,6 +23,8 @@ pub(super) enum HashedEvent {
     Evicted = 14,
     Triggered = 15,
     Fenced = 16,
+    PathBroken = 17,
+    PathMended = 18,
 }
 
 impl EventHash {

@@ -13,10 +13,11 @@ use super::peer::PeerState;
 use super::rail::{RECEIVE_RAIL, Run};
 use super::trace::{TraceEvent, peer_number};
 use super::{Engine, Rail, Submission, Work};
+use crate::copy::CopyStrategy;
 use crate::memory::revoked;
 use crate::op::OpId;
 use crate::plan::{RailRange, Shape, split};
-use crate::spi::{PostResult, Status, WorkKind};
+use crate::spi::{PeerSlot, PostResult, Status, WorkKind, WorkRequest};
 use crate::{Error, ErrorKind, Trigger};
 
 /// What [`Engine::post_at_once`] posted. The engine still has to record it.
@@ -60,7 +61,15 @@ impl Engine {
             error = refusal(work, &rails);
         }
         let bytes = work.bytes();
+        let mut unplaced = Unplaced::default();
+        let is_unreached = error.as_ref().is_some_and(|error| error.kind() == ErrorKind::DeviceLost);
+        if is_unreached && work.kind != WorkKind::Send && self.may_return(link) {
+            // All paths are broken. The operation waits until one comes back.
+            error = None;
+            unplaced = Unplaced::of(work);
+        }
         let (unposted, only_rail) = match error {
+            None if !unplaced.is_empty() => (unplaced.len(), None),
             Some(_) => (0, None),
             None => self.split_over_rails(work, bytes, &mut rails),
         };
@@ -92,7 +101,7 @@ impl Engine {
             span,
             stage: Stage::Data,
             rails,
-            unplaced: Unplaced::default(),
+            unplaced,
             unposted,
             outstanding: 0,
             work_requests: 0,
@@ -111,6 +120,9 @@ impl Engine {
             }
             None if waits_for_trigger => self.wait_for_trigger(id),
             None => self.queue(id.index),
+        }
+        if self.active[id.index as usize].as_ref().is_some_and(|active| !active.unplaced.is_empty()) {
+            self.await_takers(id.index);
         }
         // With a piece to post, the operation is not over. If posting has failed, `fail_with` has ended the operation.
         if unposted == 0 {
@@ -164,27 +176,66 @@ impl Engine {
         let (transport, first) = (self.handle.transport, self.handle.first_rail);
         rails.clear();
         let Some(Some(state)) = self.links.get(link as usize) else { return };
-        let paired = &state.peer.links[self.handle.group].rails;
         for (rail, local_rail) in self.rails.iter().enumerate() {
             let mut prepared = ActiveRail::default();
             if let (Some(Some(slot)), true) = (state.send_slots.get(rail), may_carry(local_rail)) {
                 prepared.slot = slot.0;
-                prepared.weight = paired[rail].as_ref().map_or(0, |paired| paired.weight);
-                if let Some(region) = &work.local {
-                    match &region.regions[transport][first + rail] {
-                        Some(registered) => prepared.lkey = registered.lkey(),
-                        None => prepared.weight = 0,
-                    }
-                }
-                if let Some(remote) = &work.remote {
-                    match remote.imports.get(first + rail) {
-                        Some(Some(import)) => (prepared.rkey, prepared.base) = (import.rkey(), import.base()),
-                        _ => prepared.weight = 0,
-                    }
-                }
+                prepared.weight = state.weights[rail];
+                prepared.find_keys(work, transport, first + rail);
             }
             rails.push(prepared);
         }
+    }
+
+    /// A rail reaches the peer of a link again: operations under way may use it.
+    #[cold]
+    pub(super) fn offer_rail(&mut self, rail: usize, link: u32) {
+        let (transport, first) = (self.handle.transport, self.handle.first_rail);
+        let Some(Some(state)) = self.links.get(link as usize) else { return };
+        let Some(slot) = state.send_slots[rail] else { return };
+        for active in self.active.iter_mut().flatten().filter(|active| active.link == link) {
+            let share = &mut active.rails[rail];
+            // A flush over the new connection says nothing about bytes that the old one has delivered.
+            if share.left() > 0 || share.is_handed_over || self.needs_flushes && share.is_used() {
+                continue;
+            }
+            (share.slot, share.weight) = (slot.0, state.weights[rail]);
+            share.find_keys(&active.work, transport, first + rail);
+        }
+        for op in 0..self.active.len() as u32 {
+            let is_of_link = |active: &&ActiveOp| active.link == link && active.error.is_none();
+            let Some(active) = self.active[op as usize].as_ref().filter(is_of_link) else { continue };
+            if active.awaits_rail_for_imm() {
+                self.begin_imm(op);
+            } else {
+                self.await_takers(op);
+            }
+        }
+        self.may_take_over = true;
+    }
+
+    /// Posts a write without bytes to a slot. Nothing of it arrives at the peer. Returns `None` if the endpoint takes no
+    /// request now.
+    #[cold]
+    pub(super) fn post_probe(&mut self, rail: usize, slot: PeerSlot) -> Option<u64> {
+        let id = self.probes.next_id();
+        let this = &mut self.rails[rail];
+        this.batch.clear();
+        this.batch_runs.clear();
+        this.batch.push(WorkRequest {
+            id,
+            peer: slot,
+            kind: WorkKind::Write,
+            local: std::ptr::null_mut(),
+            lkey: 0,
+            len: 0,
+            remote: 0,
+            rkey: 0,
+            imm: None,
+            strategy: CopyStrategy::Plain,
+        });
+        let posted = self.post_batch(rail);
+        (posted.accepted == 1).then_some(id)
     }
 
     /// Splits the pieces over the rails. `bytes` is their sum. Returns the number of pieces and, if there is only one
@@ -324,6 +375,11 @@ impl Engine {
         let index = index.or_else(|| active.rails.iter().position(may_carry));
         let index = index.or_else(|| active.rails.iter().position(ActiveRail::usable));
         let Some(rail) = index.map(|index| &mut active.rails[index]) else {
+            let link = active.link;
+            if self.may_return(link) {
+                // Until a path comes back.
+                return self.active[op as usize].as_mut().into_iter().for_each(|active| active.unposted = 1);
+            }
             let why = "all rails to the peer were lost before the imm was sent";
             self.fail_op(op, Error::new(ErrorKind::DeviceLost, "write", why));
             return;
@@ -365,6 +421,10 @@ impl Engine {
 
     /// Posts one batch on a rail. Returns the number of accepted requests.
     fn post_rail(&mut self, rail: usize, refused_batches: usize) -> usize {
+        let this = &mut self.rails[rail];
+        if this.meter.is_on() {
+            self.measure_speed(rail);
+        }
         let this = &mut self.rails[rail];
         this.window.adapt(this.inflight.cost_in_flight());
         let mut bytes = self.fill_batch(rail);

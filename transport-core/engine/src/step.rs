@@ -4,6 +4,8 @@
 //! (all else: the step itself, commands, deadlines, revocations, stalls, and drains: the calls of `Peer::drain` that
 //! wait for operations).
 
+// Over 800 lines: one of three files with `Engine`'s methods. (The limit is that of `ci/file-sizes`.)
+
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::Poll;
@@ -14,9 +16,9 @@ use foldhash::HashMap;
 use super::event_hash::{EventHash, HashedEvent};
 use super::operation::{ActiveOp, ActiveRail, Drains, LocalUse, Revocations};
 use super::peer::{
-    ArrivalKind, EarlyEvents, Fence, Fences, LinkState, PeerState, SlotLink, UnconfirmedFailures,
+    ArrivalKind, EarlyEvents, Fence, Fences, LinkState, PathProbes, PeerState, SlotLink, UnconfirmedFailures,
 };
-use super::rail::Receives;
+use super::rail::{FULL_SPEED, Receives};
 use super::snapshot::{RecentFailures, Snapshot};
 use super::trace::{OperationKind, TraceEvent, peer_number};
 use super::{Control, DrainReply, EngineHandle, Rail, Submission};
@@ -28,6 +30,10 @@ use crate::{Clock, Error, ErrorKind, Outcome, PeerId, Result, Time};
 
 /// The most events that the engine takes from one poll of an endpoint.
 const MAX_EVENTS_PER_POLL: usize = 256;
+
+/// While operations run, the engine looks at the oldest request of each rail this often per
+/// [`Rail::least_stuck_limit`].
+const PATH_CHECKS: u32 = 4;
 
 /// The most commands that the engine takes in one step, so that it also posts and polls.
 const MAX_COMMANDS_PER_STEP: usize = 256;
@@ -80,6 +86,11 @@ pub struct Engine {
     /// Broken paths, by rail and link, whose peer has answered, and that have requests which this side's device has not
     /// ended.
     pub(super) unsettled_paths: Vec<(usize, u32)>,
+    /// Broken paths on their way back, and paths that carry little because they have just come back, by rail and link.
+    pub(super) comebacks: Vec<(usize, u32)>,
+    pub(super) probes: PathProbes,
+    /// Per rail: its speed as a part of [`FULL_SPEED`].
+    pub(super) speeds: Vec<u32>,
     pub(super) receives: Receives,
     pub(super) revocations: Revocations,
     /// The waits for operations: those of `Peer::drain` to a peer, those of `Fabric::drain_device` on a rail.
@@ -102,6 +113,10 @@ pub struct Engine {
     pub(super) next_deadline: Time,
     /// No operation stalls earlier than this.
     pub(super) next_stall_check: Time,
+    /// The next look at the oldest request of each rail.
+    pub(super) next_path_check: Time,
+    /// The time between two such looks. `None` if there is only one rail, or if a rail cannot fence.
+    path_check_interval: Option<Duration>,
     /// No [`Timer`](super::timers::Timer) is due earlier than this.
     pub(super) next_timer: Time,
     /// The time of this step, once the engine has read the clock.
@@ -125,9 +140,12 @@ impl Engine {
         let delivers_per_device =
             |rail: &Rail| rail.domain.capabilities().delivered_scope == DeliveredScope::Device;
         let needs_flushes = rails.iter().any(delivers_per_device);
+        let can_heal = rails.len() > 1 && rails.iter().all(|rail| rail.domain.capabilities().fences);
+        let interval = rails.iter().map(Rail::least_stuck_limit).max().filter(|_| can_heal);
         Self {
             clock,
             slot_links: rails.iter().map(|_| Default::default()).collect(),
+            speeds: vec![FULL_SPEED; rails.len()],
             rails,
             active: (0..operations).map(|_| None).collect(),
             running: 0,
@@ -138,6 +156,8 @@ impl Engine {
             unconfirmed_failures: UnconfirmedFailures::default(),
             fences: Fences::default(),
             unsettled_paths: Vec::new(),
+            comebacks: Vec::new(),
+            probes: PathProbes::default(),
             receives: Receives::default(),
             revocations: Revocations::default(),
             drains: Drains::default(),
@@ -149,6 +169,8 @@ impl Engine {
             handled_rail: 0,
             next_deadline: Time::NEVER,
             next_stall_check: Time::NEVER,
+            next_path_check: Time::NEVER,
+            path_check_interval: interval.map(|interval| interval / PATH_CHECKS),
             next_timer: Time::NEVER,
             step_time: None,
             last_record_is_parked: false,
@@ -191,7 +213,7 @@ impl Engine {
             events += self.advance_polled_work();
         }
         // Without any operation, the engine does not even read the clock.
-        let next_check = self.next_deadline.min(self.next_stall_check);
+        let next_check = self.next_deadline.min(self.next_stall_check).min(self.next_path_check);
         if next_check != Time::NEVER {
             let now = self.now();
             if now >= self.next_deadline {
@@ -199,6 +221,11 @@ impl Engine {
             }
             if now >= self.next_stall_check {
                 self.check_stalls(now);
+            }
+            if now >= self.next_path_check {
+                events += self.check_paths(now);
+                self.next_path_check = Time::NEVER;
+                self.schedule_path_check(now);
             }
         }
         self.handle.hash.store(self.hash.value(), Ordering::Relaxed);
@@ -264,7 +291,8 @@ impl Engine {
     /// request has ended in the meantime.
     pub fn due(&self) -> Time {
         let rails = self.rails.iter().zip(&self.handle.counts).map(|(rail, counts)| rail.due(counts.ended()));
-        let due = rails.fold(self.next_deadline.min(self.next_stall_check), Time::min);
+        let checks = self.next_stall_check.min(self.next_path_check);
+        let due = rails.fold(self.next_deadline.min(checks), Time::min);
         match self.fences.len() {
             0 => due,
             _ => due.min(self.fences.due(self.clock.now())),
@@ -403,15 +431,26 @@ impl Engine {
                 self.next_deadline = self.next_deadline.min(at);
             }
             Control::ProbeEnded { link, peer } => self.on_probe_ended(link, peer),
-            Control::Fence { rail, slot, link, peer, reply } if self.link_of.get(&peer) == Some(&link) => {
+            Control::Fence { rail, slot, link, peer, lift, reply }
+                if self.link_of.get(&peer) == Some(&link) =>
+            {
                 let requested_at = self.now();
-                self.fences.add(Fence { rail, link, slot, requested_at, reply });
-                self.on_peer_device_lost(rail, link, slot);
+                let fence = Fence { rail, link, slot, requested_at, reply };
+                if lift {
+                    self.fences.add_lift(fence);
+                    self.lift_fences();
+                } else {
+                    self.fences.add(fence);
+                    self.on_peer_path_lost(rail, link, slot);
+                }
             }
             // The peer is gone, and learns from the dropped reply that there is no answer.
             Control::Fence { .. } => {}
-            Control::Fenced { rail, slot, link, peer, result } => {
+            Control::Fenced { rail, slot, link, peer, lift: false, result } => {
                 self.on_fenced((rail, slot), link, peer, result)
+            }
+            Control::Fenced { rail, slot, link, peer, lift: true, result } => {
+                self.on_lifted((rail, slot), link, peer, result)
             }
             Control::Drain { peer, deadline, done } => self.drain(peer, deadline, done),
             Control::RetireRail { rail, deadline, done } => self.retire_rail(rail, deadline, done),
@@ -448,7 +487,9 @@ impl Engine {
         // An endpoint may have got a new address since the handshake. So the core checks each rail, and sends the peer
         // the address if the peer does not have the current one.
         (0..self.rails.len()).for_each(|rail| peer.context.endpoint_changed(self.handle.group, rail));
-        self.links[index as usize] = Some(LinkState::new(peer, send_slots, receive_slots, renew_after));
+        let mut state = LinkState::new(peer, send_slots, receive_slots, renew_after);
+        state.set_weights(self.handle.group, self.speeds.iter().copied());
+        self.links[index as usize] = Some(state);
         self.break_paths_of_lost_rails(index);
         self.handle_early_events(index);
     }
@@ -591,12 +632,24 @@ impl Engine {
     pub(super) fn schedule_checks(&mut self, now: Time, deadline: Time) {
         self.next_deadline = self.next_deadline.min(deadline);
         self.next_stall_check = self.next_stall_check.min(now.after(self.handle.stall_monitor.stall_after));
+        self.schedule_path_check(now);
+    }
+
+    /// Makes a later step look at the oldest request of each rail.
+    #[inline]
+    fn schedule_path_check(&mut self, now: Time) {
+        if let Some(interval) = self.path_check_interval
+            && self.running > 0
+        {
+            self.next_path_check = self.next_path_check.min(now.after(interval));
+        }
     }
 
     /// Clears the times of all checks of operations. Called when the last operation has ended.
     #[inline]
     pub(super) fn clear_checks(&mut self) {
-        if self.revocations.awaited() == 0 && self.drains.is_empty() {
+        self.next_path_check = Time::NEVER;
+        if self.revocations.awaited() == 0 && self.drains.is_empty() && self.comebacks.is_empty() {
             (self.next_deadline, self.next_stall_check) = (self.next_timer, Time::NEVER);
         }
     }
@@ -609,6 +662,7 @@ impl Engine {
         let mut expired = self.expire_operations(now, &mut next);
         expired += self.expire_revocations(now, &mut next);
         expired += self.drains.expire(now, &mut next);
+        expired += self.advance_comebacks(now, &mut next);
         let (due, next_timer) = self.handle.timers.take_due(now);
         self.next_timer = next_timer;
         self.next_deadline = next.min(next_timer);

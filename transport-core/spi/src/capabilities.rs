@@ -147,6 +147,10 @@ pub struct Capabilities {
     pub abort_scope: AbortScope,
     /// How the domain revokes keys.
     pub revocation: Revocation,
+    /// Whether the domain fences slots and lifts fences ([`Connector::fence`](crate::Connector::fence)). If so, the
+    /// engine stops using a path to a peer that fails, as long as another rail reaches the peer. If not, the requests
+    /// on such a path fail, and the next ones try it again.
+    pub fences: bool,
     /// The cost of waiting until a write is delivered.
     pub delivered: DeliveredCost,
     /// Which later arrivals prove that the bytes of a completed write are visible.
@@ -189,6 +193,7 @@ impl Capabilities {
             progress: Progress::Manual,
             abort_scope: AbortScope::Endpoint,
             revocation: Revocation::DeviceKey,
+            fences: false,
             delivered: DeliveredCost::RoundTrip,
             delivered_scope: DeliveredScope::Target,
             max_direct: 0,

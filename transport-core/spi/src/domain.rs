@@ -112,6 +112,19 @@ pub trait Connector: Send + Sync {
         Poll::Ready(Err(Error::new(ErrorKind::Unsupported, "fence", why)))
     }
 
+    /// Lifts a fence: the peer may send over this pair of rails again. Nothing of what it had posted there before the
+    /// fence may arrive, now or later. The engine calls this once both sides have settled what was posted. If the slot
+    /// is not fenced, nothing happens. The engine then asks for [`Connector::next_offer`], in case the slot needs
+    /// another connection. Never blocks.
+    ///
+    /// # Errors
+    /// `Unsupported` if the slot cannot be used again. That is the default.
+    fn lift_fence(&self, slot: PeerSlot) -> Result<()> {
+        let _ = slot;
+        let why = "this backend cannot use a fenced pair of rails again";
+        Err(Error::new(ErrorKind::Unsupported, "lift a fence", why))
+    }
+
     /// Ends the connection. The endpoint reports [`Event::PeerGone`](crate::Event::PeerGone) after the slot's last
     /// request has ended. One poll returns the event; the backend may reuse the slot from the next poll on, because
     /// the engine has acted on the event by then.

@@ -206,6 +206,7 @@ impl Reservation {
                 remote: pairing.remote(pair) as u16,
                 weight: weights[slot.rail],
                 renewals: Default::default(),
+                capacity: PairedRail::full_capacity(weights[slot.rail]),
             };
             let rail = slot.rail - group.rails.start;
             if pairing.sends(pair) {

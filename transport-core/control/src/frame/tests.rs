@@ -54,11 +54,8 @@ fn frames() -> impl Strategy<Value = Frame> {
             .prop_map(|(transport, pair, offer)| Frame::Moved { transport, pair, offer }),
         (text(MAX_NAME), any::<u16>(), prop::collection::vec(any::<u8>(), 0..300))
             .prop_map(|(transport, pair, offer)| Frame::Followed { transport, pair, answer: offer }),
-        (any::<u64>(), text(MAX_NAME), any::<u16>()).prop_map(|(id, transport, pair)| Frame::Fence {
-            id,
-            transport,
-            pair
-        }),
+        (any::<u64>(), text(MAX_NAME), any::<u16>(), any::<bool>())
+            .prop_map(|(id, transport, pair, lift)| Frame::Fence { id, transport, pair, lift }),
         (any::<u64>(), prop::option::of(any::<u64>()), text(MAX_REASON)).prop_map(|(id, imms, reason)| {
             Frame::Fenced { id, report: imms.map(|imms| FenceReport { imms }), reason }
         }),

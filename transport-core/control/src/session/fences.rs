@@ -1,4 +1,5 @@
-//! Fences: a side whose device is lost asks the other one to let nothing arrive any more of what was posted there.
+//! Fences: a side that has lost a device or a path asks the other one to let nothing arrive any more of what was posted
+//! there. Later it asks to lift the fence.
 
 use std::collections::HashMap;
 
@@ -13,17 +14,25 @@ pub(crate) struct Fences {
     next_id: u64,
     /// Those that the peer has not answered.
     outstanding: HashMap<u64, FenceReply>,
-    /// Those of the peer that this side has not answered: their transports and pairs, by their numbers.
-    unanswered: HashMap<u64, (String, u16)>,
+    /// What the peer asks for, and this side has not answered, by its numbers.
+    unanswered: HashMap<u64, Asked>,
+}
+
+/// What a peer asks for.
+#[derive(PartialEq)]
+struct Asked {
+    transport: String,
+    pair: u16,
+    lift: bool,
 }
 
 impl Fences {
-    /// Adds a fence that the peer is asked for. Returns the frame to send.
-    pub fn request(&mut self, transport: String, pair: u16, reply: FenceReply) -> Frame {
+    /// Adds a fence that the peer is asked for, or asked to lift. Returns the frame to send.
+    pub fn request(&mut self, transport: String, pair: u16, lift: bool, reply: FenceReply) -> Frame {
         let id = self.next_id;
         self.next_id += 1;
         self.outstanding.insert(id, reply);
-        Frame::Fence { id, transport, pair }
+        Frame::Fence { id, transport, pair, lift }
     }
 
     /// Takes the peer's answer.
@@ -36,17 +45,19 @@ impl Fences {
         Ok(())
     }
 
-    /// Notes that the peer asks for a fence.
+    /// Notes that the peer asks for a fence, or to lift one.
     pub fn note_request(
         &mut self,
         id: u64,
         transport: &str,
         pair: u16,
+        lift: bool,
     ) -> std::result::Result<(), CloseReason> {
-        if self.unanswered.values().any(|(of, known)| of == transport && *known == pair) {
+        let asked = Asked { transport: transport.to_owned(), pair, lift };
+        if self.unanswered.values().any(|known| *known == asked) {
             return Err(CloseReason::protocol_violation("the peer asks twice for a fence that is under way"));
         }
-        let is_new = self.unanswered.insert(id, (transport.to_owned(), pair)).is_none();
+        let is_new = self.unanswered.insert(id, asked).is_none();
         let why = "the peer has given two fences one number";
         if is_new { Ok(()) } else { Err(CloseReason::protocol_violation(why)) }
     }

@@ -38,7 +38,7 @@ pub(crate) enum SessionCommand {
     Grant { transport: String, grant: WireGrant },
     BarrierReached { barrier: String },
     Relocated { transport: String, pair: u16, offer: Vec<u8> },
-    RequestFence { transport: String, pair: u16, reply: FenceReply },
+    RequestFence { transport: String, pair: u16, lift: bool, reply: FenceReply },
     AnswerFence { id: u64, result: Result<FenceReport> },
     Goodbye,
 }
@@ -112,9 +112,10 @@ impl SessionHandle {
         self.command(SessionCommand::Relocated { transport: transport.to_owned(), pair, offer });
     }
 
-    /// Asks the peer to fence a pair of rails. The session drops `reply` if it ends before the peer has answered.
-    pub fn request_fence(&self, transport: &str, pair: u16, reply: FenceReply) {
-        self.command(SessionCommand::RequestFence { transport: transport.to_owned(), pair, reply });
+    /// Asks the peer to fence a pair of rails, or to lift the fence. The session drops `reply` if it ends before the peer
+    /// has answered.
+    pub fn request_fence(&self, transport: &str, pair: u16, lift: bool, reply: FenceReply) {
+        self.command(SessionCommand::RequestFence { transport: transport.to_owned(), pair, lift, reply });
     }
 
     /// Ends the session with a `Goodbye`.
@@ -237,12 +238,12 @@ impl<H: SessionHost> Session<H> {
             Frame::Followed { transport, pair, answer } => {
                 self.relocations.push_answer(transport, pair, answer)?
             }
-            Frame::Fence { id, transport, pair } => {
-                self.fences.note_request(id, &transport, pair)?;
+            Frame::Fence { id, transport, pair, lift } => {
+                self.fences.note_request(id, &transport, pair, lift)?;
                 let session = self.handle.clone();
                 let reply =
                     Box::new(move |result| session.command(SessionCommand::AnswerFence { id, result }));
-                self.peer.fence(&transport, pair, reply).map_err(CloseReason::by_us)?;
+                self.peer.fence(&transport, pair, lift, reply).map_err(CloseReason::by_us)?;
             }
             Frame::Fenced { id, report, reason } => {
                 self.fences.fenced(id, report, reason).map_err(CloseReason::by_us)?
@@ -288,8 +289,8 @@ impl<H: SessionHost> Session<H> {
                 self.relocations.note_offer_sent();
                 self.send(&Frame::Moved { transport, pair, offer })?
             }
-            SessionCommand::RequestFence { transport, pair, reply } => {
-                let frame = self.fences.request(transport, pair, reply);
+            SessionCommand::RequestFence { transport, pair, lift, reply } => {
+                let frame = self.fences.request(transport, pair, lift, reply);
                 self.send(&frame)?
             }
             SessionCommand::AnswerFence { id, result } => {

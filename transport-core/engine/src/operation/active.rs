@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::Work;
 use crate::flow_control::{CreditCounter, SendCredit, Weight};
-use crate::index::GroupIndex;
+use crate::index::{GroupIndex, TransportIndex};
 use crate::op::OpId;
 use crate::peer::{LinkState, PeerState};
 use crate::plan::{RailRange, Shape};
@@ -130,8 +130,20 @@ pub(crate) struct NextRun {
 }
 
 impl Unplaced {
+    /// All pieces of an operation that no rail reaches.
+    pub fn of(work: &Work) -> Self {
+        let pieces = if work.is_one_request() { RailRange { start: 0, end: 1 } } else { work.pieces };
+        Self { ranges: vec![pieces], replays: 0 }
+    }
+
+    #[inline]
     pub fn is_empty(&self) -> bool {
         self.ranges.is_empty()
+    }
+
+    /// The number of pieces.
+    pub fn len(&self) -> u32 {
+        self.ranges.iter().map(|range| range.len()).sum()
     }
 
     /// Takes at most 1/`parts` of the pieces, all from one range. If there are pieces to be posted again, takes only
@@ -155,6 +167,24 @@ impl ActiveRail {
     /// Whether the rail reaches the peer and the region.
     pub fn usable(&self) -> bool {
         self.weight > 0
+    }
+
+    /// Finds the keys of the operation's memory on a rail, which has number `number` in its transport. If memory is not
+    /// registered or imported there, the rail gets no weight.
+    #[inline]
+    pub fn find_keys(&mut self, work: &Work, transport: TransportIndex, number: usize) {
+        if let Some(region) = &work.local {
+            match &region.regions[transport][number] {
+                Some(registered) => self.lkey = registered.lkey(),
+                None => self.weight = 0,
+            }
+        }
+        if let Some(remote) = &work.remote {
+            match remote.imports.get(number) {
+                Some(Some(import)) => (self.rkey, self.base) = (import.rkey(), import.base()),
+                _ => self.weight = 0,
+            }
+        }
     }
 
     /// Whether the rail carries, or has carried, a part of the operation.
@@ -210,6 +240,30 @@ impl ActiveOp {
         let share = &mut self.rails[rail];
         (share.queued, share.is_handed_over) = (true, true);
         true
+    }
+
+    /// Puts the pieces that are not posted on `rail` aside: no rail reaches the peer now. Returns false if they cannot
+    /// change their rail.
+    #[cold]
+    pub fn set_aside(&mut self, rail: usize) -> bool {
+        if !self.may_change_rails() {
+            return false;
+        }
+        let share = &mut self.rails[rail];
+        let aside = RailRange { start: share.next, end: share.range.end };
+        share.range.end = share.next;
+        share.bytes -= self.work.shape.bytes_of(aside.start..aside.end);
+        (share.queued, share.is_handed_over) = (false, false);
+        self.unplaced.ranges.insert(0, aside);
+        true
+    }
+
+    /// Whether the operation has to send its imm, and no rail reached the peer when it was to.
+    pub fn awaits_rail_for_imm(&self) -> bool {
+        self.stage == Stage::Imm
+            && self.unposted > 0
+            && self.outstanding == 0
+            && self.rails.iter().all(|rail| rail.left() == 0)
     }
 
     /// Takes back pieces that a lost device had posted on `rail`, and that are not acknowledged, so that others post

@@ -14,14 +14,16 @@ use std::time::Duration;
 use crate::spi::{Domain, FenceReply, FenceReport, PeerSlot};
 use crate::{Control, EngineHandle, Error, ErrorKind, PeerId, Result, Time};
 
-/// Asks a peer to fence a rail pair: this side's device of the pair is lost, or the peer's. Dropping the request sends
-/// the result to the engine that asks: the peer's answer, or the error `Closed` if there was none.
+/// Asks a peer to fence a rail pair, because one of its devices is lost or the path between them; or to lift the fence.
+/// Dropping the request sends the result to the engine that asks: the peer's answer, or the error `Closed` if there was
+/// none.
 pub struct FenceRequest {
     engine: Arc<EngineHandle>,
     rail: usize,
     slot: PeerSlot,
     link: u32,
     peer: PeerId,
+    lift: bool,
     result: Option<Result<FenceReport>>,
 }
 
@@ -31,8 +33,14 @@ impl FenceRequest {
         (rail, slot): (usize, PeerSlot),
         link: u32,
         peer: PeerId,
+        lift: bool,
     ) -> Self {
-        Self { engine, rail, slot, link, peer, result: None }
+        Self { engine, rail, slot, link, peer, lift, result: None }
+    }
+
+    /// Whether the peer is asked to lift the fence.
+    pub fn lifts(&self) -> bool {
+        self.lift
     }
 
     /// The engine's rail of the pair.
@@ -55,8 +63,8 @@ impl Drop for FenceRequest {
     fn drop(&mut self) {
         let ended = || Error::new(ErrorKind::Closed, "fence", "the peer did not answer");
         let result = self.result.take().unwrap_or_else(|| Err(ended()));
-        let Self { rail, slot, link, peer, .. } = *self;
-        self.engine.control(Control::Fenced { rail, slot, link, peer, result });
+        let Self { rail, slot, link, peer, lift, .. } = *self;
+        self.engine.control(Control::Fenced { rail, slot, link, peer, lift, result });
     }
 }
 
@@ -65,7 +73,11 @@ const MIN_POLL: Duration = Duration::from_micros(50);
 
 /// The fences that peers have asked this side for, and that it has not answered.
 #[derive(Default)]
-pub(crate) struct Fences(Vec<Fence>);
+pub(crate) struct Fences {
+    under_way: Vec<Fence>,
+    /// Fences that peers want lifted. They wait until this side has settled what it had posted over the same pair.
+    lifts: Vec<Fence>,
+}
 
 /// One of [`Fences`].
 pub(crate) struct Fence {
@@ -77,13 +89,29 @@ pub(crate) struct Fence {
 }
 
 impl Fences {
+    /// The number of fences that the backend has not finished.
     #[inline]
     pub fn len(&self) -> usize {
-        self.0.len()
+        self.under_way.len()
     }
 
     pub fn add(&mut self, fence: Fence) {
-        self.0.push(fence);
+        // The peer's path has broken again before this side has lifted the fence.
+        for old in self.lifts.extract_if(.., |lift| (lift.rail, lift.slot) == (fence.rail, fence.slot)) {
+            (old.reply)(Err(Error::new(ErrorKind::Busy, "lift a fence", "the pair is fenced again")));
+        }
+        self.under_way.push(fence);
+    }
+
+    /// Adds a fence to be lifted.
+    pub fn add_lift(&mut self, lift: Fence) {
+        self.lifts.push(lift);
+    }
+
+    /// Removes a fence that a peer wants lifted, for which `may_lift` is true.
+    pub fn next_lift(&mut self, may_lift: impl Fn(&Fence) -> bool) -> Option<Fence> {
+        let at = self.lifts.iter().position(may_lift)?;
+        Some(self.lifts.swap_remove(at))
     }
 
     /// Removes the next fence that the backend has finished, with its result. `domain` is that of a rail.
@@ -91,10 +119,10 @@ impl Fences {
         &mut self,
         domain: impl Fn(usize) -> &'a dyn Domain,
     ) -> Option<(Fence, Result<()>)> {
-        for index in 0..self.0.len() {
-            let fence = &self.0[index];
+        for index in 0..self.under_way.len() {
+            let fence = &self.under_way[index];
             if let Poll::Ready(result) = domain(fence.rail).connector().fence(fence.slot) {
-                return Some((self.0.swap_remove(index), result));
+                return Some((self.under_way.swap_remove(index), result));
             }
         }
         None
@@ -102,13 +130,14 @@ impl Fences {
 
     /// When to ask the backend again. No event tells that it has finished a fence.
     pub fn due(&self, now: Time) -> Time {
-        let youngest = self.0.iter().map(|fence| fence.requested_at).max();
+        let youngest = self.under_way.iter().map(|fence| fence.requested_at).max();
         youngest.map_or(Time::NEVER, |requested_at| now.after(MIN_POLL.max(now.since(requested_at) / 8)))
     }
 
     /// Drops the fences for a peer that is gone.
     pub fn remove_link(&mut self, link: u32) {
-        self.0.retain(|fence| fence.link != link);
+        self.under_way.retain(|fence| fence.link != link);
+        self.lifts.retain(|lift| lift.link != link);
     }
 }
 

@@ -1,13 +1,15 @@
 //! The link to a peer over one rail group, and the direct path: small requests that run in the calling thread.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crossbeam_utils::CachePadded;
 
+use super::comeback::FIRST_SHARE;
 use crate::copy::{self, CopyStrategy};
 use crate::flow_control::{Backlog, SendCredit};
 use crate::memory::{DirectPath, RegionInner, RemoteInner};
+use crate::rail::FULL_SPEED;
 use crate::spi::{
     Capabilities, Connector, Direct, Domain, Operations, Paths, PeerSlot, WorkKind, WorkRequest,
 };
@@ -48,8 +50,21 @@ pub struct PairedRail {
     pub remote: u16,
     /// The rail's share of the link's bytes, relative to the weights of the other rails.
     pub weight: u32,
+    /// What the pair carries now, compared with other pairs: its weight times [`FULL_CAPACITY`], less if it is slow or has
+    /// just come back, and 0 while its path is broken. The engine changes it.
+    pub capacity: AtomicU64,
     /// The renewals of the slot's address that are under way.
     pub renewals: AddressRenewals,
+}
+
+/// What a pair of weight 1 carries at its full speed ([`PairedRail::capacity`]).
+pub const FULL_CAPACITY: u64 = (FULL_SPEED * FIRST_SHARE) as u64;
+
+impl PairedRail {
+    /// The capacity of a pair of this weight at its full speed.
+    pub fn full_capacity(weight: u32) -> AtomicU64 {
+        AtomicU64::new(u64::from(weight) * FULL_CAPACITY)
+    }
 }
 
 /// The calls of [`Connector::renew`] that are under way for a slot, after the peer's endpoint has got another address,

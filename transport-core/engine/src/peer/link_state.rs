@@ -2,11 +2,15 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use super::PeerState;
-use crate::rail::PostedPiece;
+use super::comeback::{Comeback, FIRST_SHARE, PathHistory};
+use super::link::FULL_CAPACITY;
+use crate::index::GroupIndex;
+use crate::rail::{FULL_SPEED, PostedPiece};
 use crate::spi::{FenceReport, PeerSlot};
-use crate::{Error, Result};
+use crate::{Error, Result, Time};
 
 /// The engine's state of the link to one peer.
 pub(crate) struct LinkState {
@@ -23,8 +27,17 @@ pub(crate) struct LinkState {
     pub posted_bytes: u64,
     /// Operations that wait for credit of the peer's grant. They are in no rail's queue.
     pub waiting_for_credit: VecDeque<u32>,
-    /// The rails over which nothing is sent to the peer any more, since this side's or the peer's device is lost.
+    /// The rails over which nothing is sent to the peer: this side's or the peer's device is lost, or the path between
+    /// them.
     broken_paths: Vec<BrokenPath>,
+    /// Per rail: how often its path has broken.
+    pub histories: Vec<PathHistory>,
+    /// Per rail: its share of an operation's bytes, relative to the other rails. 0 if the rail is not paired.
+    pub weights: Vec<u32>,
+    /// Per rail: until when its path carries [`FIRST_SHARE`] only, because it has just come back.
+    on_trial_until: Vec<Option<Time>>,
+    /// When a request to the peer is known to have ended well.
+    pub last_success: Time,
     /// Per rail: the imms that were posted over `send_slots`. `None` once one of them has failed: it may have arrived.
     sent_imms: Vec<Option<u64>>,
     /// Imms and messages that arrived since the peer was last granted more.
@@ -33,7 +46,7 @@ pub(crate) struct LinkState {
     pub renew_after: [u64; 2],
 }
 
-/// A rail over which nothing is sent to a peer any more.
+/// A rail over which nothing is sent to a peer.
 pub(crate) struct BrokenPath {
     pub rail: usize,
     pub slot: PeerSlot,
@@ -42,6 +55,7 @@ pub(crate) struct BrokenPath {
     pub lost: Vec<PostedPiece>,
     /// The peer's answer. If it is `Ok`, nothing arrives any more; if it is an error, bytes may.
     pub fenced: Option<Result<FenceReport>>,
+    pub comeback: Comeback,
 }
 
 /// The link that a slot belongs to, and what has arrived over the slot.
@@ -66,10 +80,15 @@ impl LinkState {
         receive_slots: Vec<(usize, PeerSlot)>,
         renew_after: [u64; 2],
     ) -> Self {
+        let rails = send_slots.len();
         Self {
             peer,
             broken_paths: Vec::new(),
-            sent_imms: vec![Some(0); send_slots.len()],
+            histories: vec![PathHistory::default(); rails],
+            weights: vec![0; rails],
+            on_trial_until: vec![None; rails],
+            last_success: Time::ZERO,
+            sent_imms: vec![Some(0); rails],
             send_slots,
             receive_slots,
             has_failed: false,
@@ -108,12 +127,62 @@ impl LinkState {
 
     /// Sends nothing over a rail any more; what arrives there is still taken. Returns the slot, or `None` if nothing
     /// was sent there before.
-    pub fn break_path(&mut self, rail: usize, error: &Error) -> Option<PeerSlot> {
+    pub fn break_path(&mut self, group: GroupIndex, rail: usize, error: &Error) -> Option<PeerSlot> {
         let slot = self.send_slots[rail].take()?;
         self.receive_slots.push((rail, slot));
+        self.on_trial_until[rail] = None;
+        if let Some(pair) = &self.peer.links[group].rails[rail] {
+            pair.capacity.store(0, Ordering::Relaxed);
+        }
         let error = error.clone();
-        self.broken_paths.push(BrokenPath { rail, slot, error, lost: Vec::new(), fenced: None });
+        let comeback = Comeback::Unsettled;
+        self.broken_paths.push(BrokenPath { rail, slot, error, lost: Vec::new(), fenced: None, comeback });
         Some(slot)
+    }
+
+    /// The path over a rail works again, and carries little at first. Returns until when.
+    pub fn mend_path(&mut self, rail: usize, now: Time) -> Time {
+        if let Some(at) = self.broken_paths.iter().position(|path| path.rail == rail) {
+            let path = self.broken_paths.swap_remove(at);
+            self.receive_slots.retain(|known| *known != (rail, path.slot));
+            self.send_slots[rail] = Some(path.slot);
+        }
+        let until = now.after(self.histories[rail].note_return(now));
+        self.on_trial_until[rail] = Some(until);
+        until
+    }
+
+    /// Until when the path over a rail carries little, because it has just come back.
+    pub fn on_trial_until(&self, rail: usize) -> Option<Time> {
+        self.on_trial_until[rail]
+    }
+
+    /// The path over a rail carries its whole share again.
+    pub fn end_trial(&mut self, rail: usize) {
+        self.on_trial_until[rail] = None;
+    }
+
+    /// Sets the weights anew. `speeds` has each rail's speed relative to what its device reports, in 1/[`FULL_SPEED`].
+    pub fn set_weights(&mut self, group: GroupIndex, speeds: impl Iterator<Item = u32> + Clone) {
+        let paired = &self.peer.links[group].rails;
+        let is_even = speeds.clone().all(|speed| speed == FULL_SPEED)
+            && self.on_trial_until.iter().all(Option::is_none);
+        for (rail, speed) in speeds.enumerate() {
+            let Some(pair) = &paired[rail] else { continue };
+            let part = if self.on_trial_until[rail].is_some() { FIRST_SHARE } else { 1 };
+            let full = u64::from(pair.weight) * FULL_CAPACITY;
+            let capacity = (full * u64::from(speed.max(1)) / u64::from(FULL_SPEED * part)).max(1);
+            let is_broken = self.send_slots[rail].is_none();
+            pair.capacity.store(if is_broken { 0 } else { capacity }, Ordering::Relaxed);
+            // The larger numbers keep a share for a slow rail.
+            let uneven = u32::try_from(capacity).unwrap_or(u32::MAX);
+            self.weights[rail] = if is_even || pair.weight == 0 { pair.weight } else { uneven };
+        }
+    }
+
+    /// Notes how many imms the peer has counted of those that were posted over a rail. All others are settled.
+    pub fn set_sent_imms(&mut self, rail: usize, sent: u64) {
+        self.sent_imms[rail] = Some(sent);
     }
 
     /// The slots of a rail that have only ever received, because the peer has more rails than this side.

@@ -2,8 +2,9 @@
 //!
 //! In reading order: [`PeerState`] (what all engines share), [`PeerEvents`] (what they tell the peer's owner), [`Link`]
 //! (the peer's rails, and the direct path past the worker), `LinkState` (the engine's own state of a link),
-//! `EarlyEvents`, `UnconfirmedFailures` and `Fences`.
+//! `EarlyEvents`, `UnconfirmedFailures`, `Fences` and `Comeback` (how a broken path is used again).
 
+mod comeback;
 mod early_events;
 mod events;
 mod fences;
@@ -13,6 +14,7 @@ mod link_state;
 mod state;
 mod unconfirmed_failures;
 
+pub(super) use comeback::{Comeback, GOOD_PROBES, PathProbe, PathProbes};
 pub(super) use early_events::EarlyEvents;
 pub use events::{PeerEvents, PeerIdentity};
 pub use fences::FenceRequest;

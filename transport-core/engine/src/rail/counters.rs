@@ -25,6 +25,8 @@ struct WorkerCounts {
     taken_over: AtomicU64,
     replayed: AtomicU64,
     replayed_bytes: AtomicU64,
+    paths_broken: AtomicU64,
+    paths_mended: AtomicU64,
     /// Whether the rail's device is lost.
     lost: AtomicBool,
     /// Whether the user has taken the rail out of service.
@@ -75,6 +77,12 @@ pub struct RailCounters {
     /// Payload bytes of these requests.
     #[serde(default)]
     pub replayed_bytes: u64,
+    /// How often the path to a peer over this rail broke: its device was lost, the peer's, or the path between them.
+    #[serde(default)]
+    pub paths_broken: u64,
+    /// How often such a path was used again.
+    #[serde(default)]
+    pub paths_mended: u64,
     /// Requests that ran in the submitting thread.
     pub direct: u64,
     /// Bytes of the requests that ran in the submitting thread.
@@ -113,6 +121,12 @@ impl RailCounts {
     pub fn replayed(&self, requests: u32, bytes: u64) {
         add(&self.worker.replayed, requests.into());
         add(&self.worker.replayed_bytes, bytes);
+    }
+
+    /// Counts a path to a peer that is broken, or one that is used again.
+    #[cold]
+    pub fn path_changed(&self, is_mended: bool) {
+        add(if is_mended { &self.worker.paths_mended } else { &self.worker.paths_broken }, 1);
     }
 
     /// Counts completions.
@@ -171,6 +185,8 @@ impl RailCounts {
             taken_over: worker.taken_over.load(Relaxed),
             replayed: worker.replayed.load(Relaxed),
             replayed_bytes: worker.replayed_bytes.load(Relaxed),
+            paths_broken: worker.paths_broken.load(Relaxed),
+            paths_mended: worker.paths_mended.load(Relaxed),
             direct: direct.requests.load(Relaxed),
             direct_bytes: direct.bytes.load(Relaxed),
         }

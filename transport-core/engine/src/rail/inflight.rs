@@ -48,6 +48,8 @@ pub(crate) struct Inflight {
     used_slots: usize,
     /// The sum of the costs of the unacknowledged requests, evicted ones excluded.
     cost_in_flight: u64,
+    /// The cost of all requests that were ever posted.
+    posted_cost: u64,
     /// Evicted runs, by sequence number. Their unacknowledged requests still count in `used_slots`, but not in
     /// `cost_in_flight`.
     evicted: BTreeMap<u64, InflightRun>,
@@ -58,6 +60,18 @@ impl Inflight {
     #[inline]
     pub fn id_of(&self, runs_before: usize) -> u64 {
         (self.first + (self.runs.len() + runs_before) as u64) * u64::from(MAX_RUN)
+    }
+
+    /// The number of the oldest run with a request that is not acknowledged, and its operation.
+    #[cold]
+    pub fn oldest(&self) -> Option<(u64, u32)> {
+        let evicted = self.evicted.first_key_value().map(|(number, inflight)| (*number, inflight.run.op));
+        evicted.or_else(|| self.runs.front().map(|oldest| (self.first, oldest.run.op)))
+    }
+
+    /// The cost of all requests that are acknowledged or evicted.
+    pub fn ended_cost(&self) -> u64 {
+        self.posted_cost - self.cost_in_flight
     }
 
     /// Places in the send queue that are taken. An acknowledged request keeps its place until all requests of its
@@ -83,7 +97,9 @@ impl Inflight {
         debug_assert!((1..=MAX_RUN).contains(&run.count));
         self.runs.push_back(InflightRun { run, unacknowledged: mask(0..run.count) });
         self.used_slots += run.count as usize;
-        self.cost_in_flight += run.cost * u64::from(run.count);
+        let cost = run.cost * u64::from(run.count);
+        self.cost_in_flight += cost;
+        self.posted_cost += cost;
     }
 
     /// Acknowledges `count` requests, beginning with `id`, all of one run. Returns their operation and how many of

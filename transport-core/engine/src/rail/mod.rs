@@ -5,11 +5,13 @@
 
 mod counters;
 mod inflight;
+mod progress_watch;
 mod receive_pool;
 #[allow(unsafe_code, reason = "posts receives; their table keeps the regions alive")]
 mod receives;
 mod round_robin;
 mod send_window;
+mod speed_meter;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,20 +19,28 @@ use std::time::Duration;
 pub use counters::RailCounters;
 pub use counters::RailCounts;
 pub(super) use inflight::{MAX_RUN, PostedPiece, Run};
+pub(super) use progress_watch::Stuck;
 pub use receive_pool::Message;
 pub use receive_pool::{Inbox, PoolPart};
 pub(super) use receives::{RECEIVE_RAIL, Receives};
+pub(super) use speed_meter::{FULL_SPEED, speeds};
 
 use crate::memory::{RetainedByRail, RetainedMemory};
 use crate::spi::{Batch, Domain, Endpoint, EndpointConfig, Revocation, Status};
 use crate::{Result, Time};
 use inflight::Inflight;
+use progress_watch::ProgressWatch;
 use round_robin::RoundRobin;
 use send_window::SendWindow;
+use speed_meter::SpeedMeter;
 
 /// A rail counts as unresponsive after this many round trips without any completion. If the link is only slow, the
 /// engine posts too early at most once per 100 round trips.
 const UNRESPONSIVE_ROUND_TRIPS: u32 = 100;
+
+/// A path counts as broken no earlier than this after its oldest request has stopped to make progress. A network that
+/// loses a packet repeats it within a few milliseconds.
+const LEAST_STUCK: Duration = Duration::from_millis(10);
 
 pub struct Rail {
     pub(crate) endpoint: Box<dyn Endpoint>,
@@ -59,6 +69,8 @@ pub struct Rail {
     /// The depth of the send queue.
     pub(crate) depth: usize,
     pub(crate) window: SendWindow,
+    pub(crate) watch: ProgressWatch,
+    pub(crate) meter: SpeedMeter,
     /// Set while the rail has no room for the next request.
     pub(crate) blocked: Option<BlockedSends>,
     /// Memory that the endpoint may still touch: dropped after it.
@@ -84,6 +96,9 @@ impl Rail {
         let max_batch = max_batch.min(depth);
         let batch_bytes = domain.capabilities().batch_bytes;
         let window = SendWindow::of(domain.capabilities());
+        let nominal = domain.capabilities().link_bits_per_s.map(|bits| bits / 8);
+        let meter =
+            SpeedMeter::new(nominal.filter(|_| window.is_limited()), domain.capabilities().round_trip);
         Ok(Self {
             endpoint,
             domain,
@@ -100,6 +115,8 @@ impl Rail {
             batch_bytes,
             depth,
             window,
+            watch: ProgressWatch::default(),
+            meter,
             blocked: None,
             _retained: retained,
         })
@@ -148,6 +165,11 @@ impl Rail {
         let eviction =
             self.blocked.filter(still_blocked).map(|blocked| blocked.since.after(self.eviction_delay()));
         eviction.into_iter().fold(self.endpoint.due(), Time::min)
+    }
+
+    /// How long the oldest request must make no progress before its path counts as broken, at the least.
+    pub fn least_stuck_limit(&self) -> Duration {
+        self.eviction_delay().max(LEAST_STUCK)
     }
 
     fn eviction_delay(&self) -> Duration {

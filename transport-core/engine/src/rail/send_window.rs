@@ -7,6 +7,7 @@
 
 use std::time::Duration;
 
+use super::speed_meter::FULL_SPEED;
 use crate::spi::{Capabilities, Progress};
 
 /// The window in round trips of the link rate. One round trip keeps the link busy if the engine sees completions
@@ -35,6 +36,8 @@ pub(crate) struct SendWindow {
     limit: u64,
     min_limit: u64,
     max_limit: u64,
+    /// `min_limit` of a rail at its full speed.
+    full_min_limit: u64,
     /// Whether the full window stopped the engine from posting since the last poll.
     was_blocked: bool,
     /// The smallest cost of a request: the bytes that the link could send while the device processes a request
@@ -57,7 +60,7 @@ impl SendWindow {
 
     fn of_bytes(limit: u64, min_cost: u64) -> Self {
         let max_limit = limit.max(DEFAULT_LIMIT);
-        Self { limit, min_limit: limit, max_limit, was_blocked: false, min_cost }
+        Self { limit, min_limit: limit, max_limit, full_min_limit: limit, was_blocked: false, min_cost }
     }
 
     /// The most bytes that are posted and not acknowledged.
@@ -73,6 +76,31 @@ impl SendWindow {
             self.limit = match cost_in_flight {
                 0 => self.limit.saturating_mul(2).min(self.max_limit),
                 _ => (self.limit - self.limit / 8).max(self.min_limit),
+            };
+        }
+    }
+
+    /// Whether the window limits anything.
+    pub fn is_limited(&self) -> bool {
+        self.limit < u64::MAX
+    }
+
+    /// Whether the full window stopped the engine from posting since the last call of [`SendWindow::adapt`].
+    #[inline]
+    pub fn was_blocked(&self) -> bool {
+        self.was_blocked
+    }
+
+    /// Fits the window to the speed of the rail, as a part of [`FULL_SPEED`]: what a slow rail has posted is what an
+    /// operation waits for at its end.
+    #[cold]
+    pub fn set_speed(&mut self, speed: u32) {
+        if self.is_limited() {
+            let limit = u128::from(self.full_min_limit) * u128::from(speed) / u128::from(FULL_SPEED);
+            self.min_limit = u64::try_from(limit).unwrap_or(self.full_min_limit);
+            self.limit = match speed {
+                FULL_SPEED => self.limit.max(self.min_limit),
+                _ => self.min_limit,
             };
         }
     }

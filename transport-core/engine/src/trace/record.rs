@@ -59,6 +59,10 @@ pub enum TraceEvent {
     Fenced { rail: u16, peer: u32, confirmed: bool },
     /// Other rails post again what a lost device has posted of an operation.
     Replayed { rail: u16, op: OpId, requests: u32, bytes: u64 },
+    /// Nothing is sent to a peer over a rail any more: its device is lost, the peer's, or the path between them.
+    PathBroken { rail: u16, peer: u32 },
+    /// Requests go to a peer over a rail again.
+    PathMended { rail: u16, peer: u32 },
     /// The user took a device out of service.
     RailRetired { rail: u16 },
     /// The user took a device back into service.
@@ -116,6 +120,8 @@ impl TraceEvent {
             Self::RailRestored { rail } => (head(21, 0, rail, 0), 0, 0),
             Self::Fenced { rail, peer, confirmed } => (head(22, confirmed.into(), rail, peer), 0, 0),
             Self::Replayed { rail, op, requests, bytes } => (head(23, 0, rail, requests), op.word(), bytes),
+            Self::PathBroken { rail, peer } => (head(24, 0, rail, peer), 0, 0),
+            Self::PathMended { rail, peer } => (head(25, 0, rail, peer), 0, 0),
         };
         [time.as_nanos(), head, subject, value]
     }
@@ -154,6 +160,8 @@ impl Record {
             21 => TraceEvent::RailRestored { rail },
             22 => TraceEvent::Fenced { rail, peer: count, confirmed: small != 0 },
             23 => TraceEvent::Replayed { rail, op, requests: count, bytes: value },
+            24 => TraceEvent::PathBroken { rail, peer: count },
+            25 => TraceEvent::PathMended { rail, peer: count },
             _ => return None,
         };
         Some(Self { sequence, time: Time::from_nanos(time), event })
@@ -208,6 +216,8 @@ impl fmt::Display for TraceEvent {
                     "rail {rail}: other rails post {requests} requests, {bytes} bytes, of op {op} again"
                 )
             }
+            Self::PathBroken { rail, peer } => write!(f, "rail {rail}: nothing goes to peer {peer} any more"),
+            Self::PathMended { rail, peer } => write!(f, "rail {rail}: requests go to peer {peer} again"),
             Self::RailRetired { rail } => write!(f, "rail {rail}: taken out of service"),
             Self::RailRestored { rail } => write!(f, "rail {rail}: taken back into service"),
             Self::Parked => f.write_str("worker parked"),
@@ -246,6 +256,8 @@ mod tests {
             TraceEvent::DeviceLost { rail },
             TraceEvent::Fenced { rail, peer, confirmed: true },
             TraceEvent::Replayed { rail, op, requests: 3, bytes: 1 << 40 },
+            TraceEvent::PathBroken { rail, peer },
+            TraceEvent::PathMended { rail, peer },
             TraceEvent::RailRetired { rail },
             TraceEvent::RailRestored { rail },
             TraceEvent::Parked,

@@ -7,7 +7,7 @@ use crate::tests::control::{listening, pair, wait};
 use crate::{ErrorKind, Fabric, Peer};
 
 fn fence(id: u64, pair: u16) -> Frame {
-    Frame::Fence { id, transport: "null".into(), pair }
+    Frame::Fence { id, transport: "null".into(), pair, lift: false }
 }
 
 /// A connected raw peer.
@@ -86,6 +86,7 @@ fn the_answer_reaches_who_has_asked_and_an_end_drops_the_question() {
         peer.0.context.session.request_fence(
             "null",
             0,
+            false,
             Box::new(move |answer| answers.send(answer).unwrap()),
         );
     };

@@ -57,7 +57,8 @@ pub(super) fn recorded() -> Vec<(&'static str, Frame)> {
             "followed",
             Frame::Followed { transport: "efa".into(), pair: 7, answer: b"as it was told".to_vec() },
         ),
-        ("fence", Frame::Fence { id: 9, transport: "efa".into(), pair: 300 }),
+        ("fence", Frame::Fence { id: 9, transport: "efa".into(), pair: 300, lift: false }),
+        ("lift", Frame::Fence { id: 9, transport: "efa".into(), pair: 300, lift: true }),
         ("fenced", Frame::Fenced { id: 9, report: Some(FenceReport { imms: 300 }), reason: String::new() }),
         ("fenced_not", Frame::Fenced { id: u64::MAX, report: None, reason: "in words".into() }),
     ]

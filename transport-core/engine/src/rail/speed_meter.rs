@@ -1,0 +1,132 @@
+//! How fast a rail is, measured by what it completes while it has more to post than it may.
+
+use std::time::Duration;
+
+use crate::Time;
+
+/// The speed of a rail that is as fast as its device reports, or as the fastest other rail.
+pub(crate) const FULL_SPEED: u32 = 64;
+
+/// A sample covers at least this many round trips of the device, and [`LEAST_SAMPLE`].
+const ROUND_TRIPS: u32 = 8;
+const LEAST_SAMPLE: Duration = Duration::from_micros(100);
+
+/// A new sample counts this part of the mean.
+const NEWEST: u64 = 4;
+
+/// A rail counts as slow if it is slower than the fastest one by more than a quarter. Rails of equal speed differ by
+/// less from sample to sample, and their shares should stay equal.
+const SLOW: u32 = FULL_SPEED * 3 / 4;
+
+/// Measures the speed of one rail: an exponentially weighted mean of samples. A sample is the cost (see
+/// [`SendWindow`](super::send_window::SendWindow)) of the requests that have ended in a span of time, during which the
+/// send window or the send queue was full all the time.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct SpeedMeter {
+    /// What the device reports, in cost per second. `None` if it reports nothing: its speed is not measured.
+    nominal: Option<u64>,
+    sample_span: Duration,
+    /// The beginning of the sample, and the cost of all requests that had ended by then.
+    begin: Option<(Time, u64)>,
+    /// The mean, in cost per second.
+    mean: Option<u64>,
+    /// The time of the last sample.
+    sampled_at: Time,
+}
+
+impl SpeedMeter {
+    /// The meter of a device that reports `nominal` bytes per second.
+    pub fn new(nominal: Option<u64>, round_trip: Duration) -> Self {
+        let sample_span = LEAST_SAMPLE.max(round_trip * ROUND_TRIPS);
+        Self { nominal, sample_span, begin: None, mean: None, sampled_at: Time::ZERO }
+    }
+
+    #[inline]
+    pub fn is_on(&self) -> bool {
+        self.nominal.is_some()
+    }
+
+    /// Notes the cost of all requests that have ended. `was_full`: the rail could not post all it had since the last
+    /// call. Returns true if there is a new mean.
+    pub fn note(&mut self, now: Time, ended_cost: u64, was_full: bool) -> bool {
+        let Some((since, ended_before)) = self.begin.filter(|_| was_full) else {
+            self.begin = Some((now, ended_cost));
+            return false;
+        };
+        let span = now.since(since);
+        if span < self.sample_span {
+            return false;
+        }
+        let cost = u128::from(ended_cost - ended_before) * 1_000_000_000 / span.as_nanos();
+        let sample = u64::try_from(cost).unwrap_or(u64::MAX / NEWEST).min(u64::MAX / NEWEST);
+        self.mean = Some(self.mean.map_or(sample, |mean| mean - mean / NEWEST + sample / NEWEST));
+        (self.begin, self.sampled_at) = (Some((now, ended_cost)), now);
+        true
+    }
+
+    /// Begins a new sample: the rail has stopped for another reason than its speed.
+    pub fn restart(&mut self) {
+        self.begin = None;
+    }
+
+    /// The mean relative to what the device reports, in 1/[`FULL_SPEED`].
+    pub fn relative(&self) -> Option<u32> {
+        let (mean, nominal) = (self.mean?, self.nominal?);
+        let relative = u128::from(mean) * u128::from(FULL_SPEED) / u128::from(nominal.max(1));
+        Some(u32::try_from(relative).unwrap_or(u32::MAX))
+    }
+
+    /// Forgets a mean that no sample has confirmed for long: a rail with a small share may never fill its window, and
+    /// must not be held slow for ever.
+    pub fn forget_old(&mut self, now: Time, age: Duration) -> bool {
+        let is_old = self.mean.is_some() && now.since(self.sampled_at) >= age;
+        if is_old {
+            (self.mean, self.begin) = (None, None);
+        }
+        is_old
+    }
+}
+
+/// The speed of each rail relative to the fastest: at most [`FULL_SPEED`], and exactly that if the rail is not slow or
+/// was not measured. `relative` are those of [`SpeedMeter::relative`].
+pub(crate) fn speeds(
+    relative: impl Iterator<Item = Option<u32>> + Clone,
+) -> impl Iterator<Item = u32> + Clone {
+    let fastest = relative.clone().flatten().max().unwrap_or(FULL_SPEED).max(1);
+    relative.map(move |relative| {
+        let speed = relative.map_or(FULL_SPEED, |relative| {
+            (u64::from(relative) * u64::from(FULL_SPEED) / u64::from(fastest)) as u32
+        });
+        if speed < SLOW { speed.max(1) } else { FULL_SPEED }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slow_rail_is_found_while_it_is_full_and_forgotten_later() {
+        let mut meter = SpeedMeter::new(Some(1_000_000_000), Duration::from_micros(10));
+        let at = |us| Time::ZERO.after(Duration::from_micros(us));
+        assert!(!meter.note(at(0), 0, true));
+        assert!(!meter.note(at(50), 5_000, true), "too short");
+        assert!(meter.note(at(100), 10_000, true));
+        assert_eq!(meter.relative(), Some(6), "a tenth");
+        assert!(!meter.note(at(300), 210_000, false), "it was idle meanwhile");
+        assert!(!meter.note(at(390), 300_000, true));
+        assert!(meter.note(at(400), 310_000, true));
+        assert_eq!(meter.relative(), Some(6 * 3 / 4 + 16 + 1));
+        assert!(!meter.forget_old(at(500), Duration::from_millis(1)));
+        assert!(meter.forget_old(at(1400), Duration::from_millis(1)));
+        assert_eq!(meter.relative(), None);
+    }
+
+    #[test]
+    fn rails_are_compared_with_the_fastest() {
+        let of = |relative: &[Option<u32>]| speeds(relative.iter().copied()).collect::<Vec<_>>();
+        assert_eq!(of(&[None, None]), [64, 64]);
+        assert_eq!(of(&[Some(32), Some(30), None]), [64, 64, 64]);
+        assert_eq!(of(&[Some(60), Some(6), Some(0)]), [64, 6, 1]);
+    }
+}
