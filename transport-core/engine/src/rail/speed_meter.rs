@@ -116,7 +116,7 @@ mod tests {
         assert!(!meter.note(at(300), 210_000, false), "it was idle meanwhile");
         assert!(!meter.note(at(390), 300_000, true));
         assert!(meter.note(at(400), 310_000, true));
-        assert_eq!(meter.relative(), Some(6 * 3 / 4 + 16 + 1));
+        assert_eq!(meter.relative(), Some(20), "three parts of a tenth, and one of the full speed");
         assert!(!meter.forget_old(at(500), Duration::from_millis(1)));
         assert!(meter.forget_old(at(1400), Duration::from_millis(1)));
         assert_eq!(meter.relative(), None);
