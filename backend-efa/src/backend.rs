@@ -13,7 +13,8 @@ use crate::library::{Info, LIBRARY_VARIABLE, find_infos, is_efa_provider, librar
 pub struct EfaConfig {
     /// libfabric's name of the provider: `efa`, `efa-direct`, `tcp`, `tcp;ofi_rxm`, `shm`, ...
     pub provider: String,
-    /// The local address or host name to use, for providers on sockets.
+    /// The local address or host name to use, for providers on sockets. Several, with commas between them, give rails on
+    /// several interfaces: one address per interface.
     pub node: Option<String>,
     /// The number of domains of a provider without cards. Each domain is a rail. A card always has one domain.
     pub domains: u32,
@@ -32,7 +33,7 @@ impl EfaConfig {
         self
     }
 
-    /// Uses this local address.
+    /// Uses this local address, or these, with commas between them.
     pub fn node(mut self, node: impl Into<String>) -> Self {
         self.node = Some(node.into());
         self
@@ -75,9 +76,29 @@ impl Efa {
         self.found.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The provider's devices: every card once, or the configured number of domains of the first entry.
+    /// The provider's devices: every card once, or the configured number of domains for each configured address.
     fn find(&self) -> Result<Vec<FoundDevice>> {
-        let infos = find_infos(&self.config.provider, self.config.node.as_deref())?;
+        let Some(nodes) = &self.config.node else { return self.find_at(None) };
+        let mut found: Vec<FoundDevice> = Vec::new();
+        for node in nodes.split(',').map(str::trim).filter(|node| !node.is_empty()) {
+            for device in self.find_at(Some(node))? {
+                if found.iter().any(|known| known.name == device.name) {
+                    let why = format!(
+                        "two of the addresses {nodes} belong to {}: give one per interface",
+                        device.name
+                    );
+                    return Err(Error::new(ErrorKind::InvalidRequest, "open", why));
+                }
+                found.push(device);
+            }
+        }
+        Ok(found)
+    }
+
+    /// The devices with a local address, or at any: every card once, or the configured number of domains of the first
+    /// entry.
+    fn find_at(&self, node: Option<&str>) -> Result<Vec<FoundDevice>> {
+        let infos = find_infos(&self.config.provider, node)?;
         if infos.iter().any(|info| info.is_card()) {
             let mut cards: Vec<FoundDevice> = Vec::new();
             for info in infos {

@@ -109,7 +109,8 @@ pub struct ProviderOptions {
     #[arg(long, global = true, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=64))]
     domains: Option<u32>,
 
-    /// The local address to use, for providers on sockets [default: $MULTIRAIL_EFA_NODE, or any]
+    /// The local address to use, for providers on sockets; several with commas between them, one per interface,
+    /// give rails on each [default: $MULTIRAIL_EFA_NODE, or any]
     #[arg(long, global = true, value_name = "ADDR")]
     node: Option<String>,
 }

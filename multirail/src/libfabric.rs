@@ -19,7 +19,8 @@ const DOMAINS: &str = "MULTIRAIL_EFA_DOMAINS";
 /// The configuration in these variables:
 ///
 /// - `MULTIRAIL_EFA_PROVIDER`: libfabric's name of the provider, `efa` by default
-/// - `MULTIRAIL_EFA_NODE`: a local address or host name, for providers on sockets
+/// - `MULTIRAIL_EFA_NODE`: a local address or host name, for providers on sockets; several with commas between them, one
+///   per interface, give rails on each
 /// - `MULTIRAIL_EFA_DOMAINS`: the number of rails of a provider without cards, 1 to 64
 ///
 /// # Errors

@@ -12,12 +12,12 @@ use super::peer::{
     ArrivalKind, BrokenPath, Comeback, FenceRequest, GOOD_PROBES, LinkState, LostImms, PathProbe, PathProbes,
     PeerProbe, SlotLink, UnconfirmedFailure,
 };
-use super::rail::{MAX_RUN, PostedPiece, Stuck, speeds};
+use super::rail::{MAX_RUN, PostedPiece, RECEIVE_RAIL, speeds};
 use super::snapshot::RecentFailures;
 use super::trace::{TraceEvent, peer_number};
 use super::{DrainReply, Engine, Rail, Work};
 use crate::op::OpId;
-use crate::spi::{Event, FenceReport, PeerSlot, Status};
+use crate::spi::{Event, FenceReport, PeerSlot, Status, WorkKind};
 use crate::{Error, ErrorKind, Outcome, PeerId, Result, Time};
 
 /// How often one step polls a rail at most for one fence. These polls take what has arrived before the fence is
@@ -427,12 +427,16 @@ impl Engine {
         self.rails.len() > 1 && self.rails.iter().all(|rail| rail.domain.capabilities().fences)
     }
 
-    /// Whether a path to the peer of a link is broken, and may come back.
+    /// Whether a path to the peer of a link is broken that may come back, and that can carry an operation of this kind:
+    /// a message needs the rail for messages.
     #[cold]
-    pub(super) fn may_return(&self, link: u32) -> bool {
+    pub(super) fn may_return(&self, link: u32, kind: WorkKind) -> bool {
         let Some(Some(state)) = self.links.get(link as usize) else { return false };
-        let may_return =
-            |path: &BrokenPath| path.comeback != Comeback::Never && self.rails[path.rail].lost.is_none();
+        let may_return = |path: &BrokenPath| {
+            path.comeback != Comeback::Never
+                && self.rails[path.rail].lost.is_none()
+                && (kind != WorkKind::Send || path.rail == RECEIVE_RAIL)
+        };
         self.heals() && !state.has_failed && state.broken_paths().iter().any(may_return)
     }
 
@@ -449,9 +453,11 @@ impl Engine {
             let Some(stuck) = this.watch.look(oldest.map(|(run, _)| run), now, least) else { continue };
             let link = oldest.and_then(|(_, op)| self.active[op as usize].as_ref()).map(|active| active.link);
             let Some(link) = link.filter(|_| stuck.span * 2 >= stuck.limit) else { continue };
-            if !self.has_answered_since(link, stuck.since) {
-                self.probe_other_path(rail, link, stuck, now);
-            } else if stuck.span >= stuck.limit {
+            // A peer that has answered lately over another rail would have answered over this one too.
+            let lately = stuck.since.after(stuck.limit / 2);
+            if !self.has_answered_since(link, lately) {
+                self.probe_other_path(rail, link, lately, now);
+            } else if stuck.span >= stuck.limit && self.has_other_path(rail, link) {
                 let why = format!(
                     "no request over rail {} to the peer has ended for {:?}, and requests over other rails have",
                     self.rail_number(rail),
@@ -468,6 +474,13 @@ impl Engine {
         broken
     }
 
+    /// Whether another rail reaches the peer of a link.
+    fn has_other_path(&self, rail: usize, link: u32) -> bool {
+        let Some(Some(state)) = self.links.get(link as usize) else { return false };
+        let works = |other: usize| state.send_slots[other].is_some() && self.rails[other].lost.is_none();
+        (0..self.rails.len()).any(|other| other != rail && works(other))
+    }
+
     /// Whether a request to the peer of a link has ended well since then.
     fn has_answered_since(&self, link: u32, since: Time) -> bool {
         let of_link = || self.active.iter().flatten().filter(|active| active.link == link);
@@ -476,14 +489,14 @@ impl Engine {
     }
 
     /// Finds out whether the peer of a link answers over another rail than one that is stuck.
-    fn probe_other_path(&mut self, rail: usize, link: u32, stuck: Stuck, now: Time) {
+    fn probe_other_path(&mut self, rail: usize, link: u32, since: Time, now: Time) {
         let Some(Some(state)) = self.links.get(link as usize) else { return };
         let slots: Vec<_> = state.send_slots.iter().enumerate().map(|(other, slot)| (other, *slot)).collect();
         for (other, slot) in slots {
             let Some(slot) = slot.filter(|_| other != rail && self.rails[other].lost.is_none()) else {
                 continue;
             };
-            let is_asked = self.probes.is_checking(other, link, stuck.since);
+            let is_asked = self.probes.is_checking(other, link, since);
             if !is_asked && let Some(id) = self.post_probe(other, slot) {
                 let probe = PathProbe { id, rail: other, link, posted_at: now, is_comeback: false };
                 return self.probes.add(probe);
@@ -898,8 +911,8 @@ impl Engine {
     /// none will, or if the pieces cannot change their rail.
     #[cold]
     fn set_aside(&mut self, op: u32, rail: usize) -> bool {
-        let Some(link) = self.active[op as usize].as_ref().map(|active| active.link) else { return false };
-        let may_return = self.may_return(link);
+        let Some(active) = &self.active[op as usize] else { return false };
+        let may_return = self.may_return(active.link, active.work.kind);
         let Some(active) = &mut self.active[op as usize] else { return false };
         let is_aside = may_return && active.set_aside(rail);
         if is_aside {
@@ -911,13 +924,10 @@ impl Engine {
     /// Fails the operations that no path reaches any more, after a broken path turned out to stay broken.
     #[cold]
     fn fail_unreached(&mut self, link: u32) {
-        if self.may_return(link) {
-            return;
-        }
         for op in 0..self.active.len() as u32 {
             let is_of_link = |active: &&ActiveOp| active.link == link && active.error.is_none();
             let Some(active) = self.active[op as usize].as_ref().filter(is_of_link) else { continue };
-            if active.awaits_rail_for_imm() {
+            if active.awaits_rail_for_imm() && !self.may_return(link, active.work.kind) {
                 self.begin_imm(op);
             } else {
                 self.settle_handed_over(op);
@@ -1135,8 +1145,8 @@ impl Engine {
             return;
         }
         if !active.is_reached_by(&self.rails, |rail| rail.lost.is_none()) {
-            let link = active.link;
-            if self.may_return(link) {
+            let (link, kind) = (active.link, active.work.kind);
+            if self.may_return(link, kind) {
                 return;
             }
             let why = "every device that reaches the peer and the memory is lost";

@@ -63,8 +63,9 @@ impl Engine {
         let bytes = work.bytes();
         let mut unplaced = Unplaced::default();
         let is_unreached = error.as_ref().is_some_and(|error| error.kind() == ErrorKind::DeviceLost);
-        if is_unreached && work.kind != WorkKind::Send && self.may_return(link) {
-            // All paths are broken. The operation waits until one comes back.
+        let is_warm_up = matches!(work.shape, Shape::WarmUp { .. });
+        if is_unreached && !is_warm_up && self.may_return(link, work.kind) {
+            // All paths that can carry the operation are broken. It waits until one comes back.
             error = None;
             unplaced = Unplaced::of(work);
         }
@@ -376,7 +377,7 @@ impl Engine {
         let index = index.or_else(|| active.rails.iter().position(ActiveRail::usable));
         let Some(rail) = index.map(|index| &mut active.rails[index]) else {
             let link = active.link;
-            if self.may_return(link) {
+            if self.may_return(link, WorkKind::Write) {
                 // Until a path comes back.
                 return self.active[op as usize].as_mut().into_iter().for_each(|active| active.unposted = 1);
             }

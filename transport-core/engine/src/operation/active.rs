@@ -9,7 +9,7 @@ use crate::index::{GroupIndex, TransportIndex};
 use crate::op::OpId;
 use crate::peer::{LinkState, PeerState};
 use crate::plan::{RailRange, Shape};
-use crate::rail::{MAX_RUN, Rail};
+use crate::rail::{MAX_RUN, RECEIVE_RAIL, Rail};
 use crate::spi::{Batch, WorkKind, WorkRequest};
 use crate::trace::GrantOf;
 use crate::{Error, Time, Trigger};
@@ -224,7 +224,13 @@ impl ActiveOp {
     /// Whether a rail reaches the peer and the regions. Only rails for which `counts` returns true are considered.
     #[cold]
     pub fn is_reached_by(&self, rails: &[Rail], counts: impl Fn(&Rail) -> bool) -> bool {
-        self.rails.iter().zip(rails).any(|(share, rail)| share.usable() && counts(rail))
+        let mut shares = self.rails.iter().zip(rails).enumerate();
+        shares.any(|(number, (share, rail))| share.usable() && counts(rail) && self.may_go_over(number))
+    }
+
+    /// Whether a rail may carry the operation: messages have a rail of their own.
+    fn may_go_over(&self, rail: usize) -> bool {
+        self.work.kind != WorkKind::Send || rail == RECEIVE_RAIL
     }
 
     /// Hands the pieces that are not posted on `rail` to the rails that `takes` is true for. Each of them takes its
@@ -242,11 +248,11 @@ impl ActiveOp {
         true
     }
 
-    /// Puts the pieces that are not posted on `rail` aside: no rail reaches the peer now. Returns false if they cannot
-    /// change their rail.
+    /// Puts the pieces that are not posted on `rail` aside: no rail that may carry them reaches the peer now. Returns
+    /// false if they cannot wait.
     #[cold]
     pub fn set_aside(&mut self, rail: usize) -> bool {
-        if !self.may_change_rails() {
+        if !self.may_be_set_aside() {
             return false;
         }
         let share = &mut self.rails[rail];
@@ -297,7 +303,8 @@ impl ActiveOp {
     pub fn take_unplaced(&mut self, rail: usize) -> u32 {
         let share = &self.rails[rail];
         let is_busy = share.left() > 0 && (self.unplaced.replays == 0 || share.is_handed_over);
-        if self.unplaced.is_empty() || is_busy || !share.usable() || !self.may_change_rails() {
+        let may_take = self.may_be_set_aside() && self.may_go_over(rail);
+        if self.unplaced.is_empty() || is_busy || !share.usable() || !may_take {
             return 0;
         }
         let takers = self.rails.iter().filter(|share| share.usable()).count() as u32;
@@ -370,6 +377,12 @@ impl ActiveOp {
     /// more. Also true if the operation has failed and posts nothing any more.
     pub fn may_repeat(&self) -> bool {
         self.stage == Stage::Imm || self.may_change_rails() || self.error.is_some()
+    }
+
+    /// Whether pieces that are not posted may wait for a rail.
+    fn may_be_set_aside(&self) -> bool {
+        let is_warm_up = matches!(self.work.shape, Shape::WarmUp { .. });
+        self.stage == Stage::Data && self.error.is_none() && !is_warm_up
     }
 
     /// Whether any of the rails that reach the memory may carry any piece.

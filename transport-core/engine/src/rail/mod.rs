@@ -19,14 +19,13 @@ use std::time::Duration;
 pub use counters::RailCounters;
 pub use counters::RailCounts;
 pub(super) use inflight::{MAX_RUN, PostedPiece, Run};
-pub(super) use progress_watch::Stuck;
 pub use receive_pool::Message;
 pub use receive_pool::{Inbox, PoolPart};
 pub(super) use receives::{RECEIVE_RAIL, Receives};
 pub(super) use speed_meter::{FULL_SPEED, speeds};
 
 use crate::memory::{RetainedByRail, RetainedMemory};
-use crate::spi::{Batch, Domain, Endpoint, EndpointConfig, Revocation, Status};
+use crate::spi::{Batch, Domain, Endpoint, EndpointConfig, Progress, Revocation, Status};
 use crate::{Result, Time};
 use inflight::Inflight;
 use progress_watch::ProgressWatch;
@@ -41,6 +40,9 @@ const UNRESPONSIVE_ROUND_TRIPS: u32 = 100;
 /// A path counts as broken no earlier than this after its oldest request has stopped to make progress. A network that
 /// loses a packet repeats it within a few milliseconds.
 const LEAST_STUCK: Duration = Duration::from_millis(10);
+
+/// The same where the peer's processor takes part in each request: its threads may be kept off their cores.
+const LEAST_STUCK_EMULATED: Duration = Duration::from_secs(1);
 
 pub struct Rail {
     pub(crate) endpoint: Box<dyn Endpoint>,
@@ -169,7 +171,12 @@ impl Rail {
 
     /// How long the oldest request must make no progress before its path counts as broken, at the least.
     pub fn least_stuck_limit(&self) -> Duration {
-        self.eviction_delay().max(LEAST_STUCK)
+        // A card works alone, and tells its line rate.
+        let capabilities = self.domain.capabilities();
+        let needs_peer = !capabilities.emulated.is_empty()
+            || capabilities.progress == Progress::Manual
+            || capabilities.link_bits_per_s.is_none();
+        self.eviction_delay().max(if needs_peer { LEAST_STUCK_EMULATED } else { LEAST_STUCK })
     }
 
     fn eviction_delay(&self) -> Duration {
