@@ -82,14 +82,9 @@ impl Efa {
         let mut found: Vec<FoundDevice> = Vec::new();
         for node in nodes.split(',').map(str::trim).filter(|node| !node.is_empty()) {
             for device in self.find_at(Some(node))? {
-                if found.iter().any(|known| known.name == device.name) {
-                    let why = format!(
-                        "two of the addresses {nodes} belong to {}: give one per interface",
-                        device.name
-                    );
-                    return Err(Error::new(ErrorKind::InvalidRequest, "open", why));
-                }
-                found.push(device);
+                let is_taken = found.iter().any(|known| known.name == device.name);
+                let name = if is_taken { format!("{}@{node}", device.name) } else { device.name };
+                found.push(FoundDevice { name, ..device });
             }
         }
         Ok(found)
