@@ -1,5 +1,6 @@
 //! Selections of a list's entries.
 
+use std::borrow::Cow;
 use std::ops::{Range, RangeFull};
 
 use crate::{Error, ErrorKind, Result};
@@ -20,7 +21,7 @@ pub struct Selection<'a>(Choice<'a>);
 enum Choice<'a> {
     All,
     Range(Range<u32>),
-    Indices(&'a [u32]),
+    Indices(Cow<'a, [u32]>),
 }
 
 impl Selection<'_> {
@@ -39,6 +40,15 @@ impl Selection<'_> {
             return Err(Error::new(ErrorKind::InvalidRequest, operation, why));
         }
         Ok(count)
+    }
+
+    /// The same selection, with indices of its own.
+    pub(crate) fn into_owned(self) -> Selection<'static> {
+        Selection(match self.0 {
+            Choice::All => Choice::All,
+            Choice::Range(range) => Choice::Range(range),
+            Choice::Indices(indices) => Choice::Indices(indices.into_owned().into()),
+        })
     }
 
     /// The index of the entry at `position` in the transfer, which is below [`Selection::count`].
@@ -66,19 +76,19 @@ impl From<Range<u32>> for Selection<'_> {
 
 impl<'a> From<&'a [u32]> for Selection<'a> {
     fn from(indices: &'a [u32]) -> Self {
-        Self(Choice::Indices(indices))
+        Self(Choice::Indices(indices.into()))
     }
 }
 
 impl<'a> From<&'a Vec<u32>> for Selection<'a> {
     fn from(indices: &'a Vec<u32>) -> Self {
-        Self(Choice::Indices(indices))
+        Self(Choice::Indices(indices.into()))
     }
 }
 
 impl<'a, const N: usize> From<&'a [u32; N]> for Selection<'a> {
     fn from(indices: &'a [u32; N]) -> Self {
-        Self(Choice::Indices(indices))
+        Self(Choice::Indices(indices.into()))
     }
 }
 
