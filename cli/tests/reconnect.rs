@@ -60,9 +60,9 @@ fn last_rows(sender: &RunningCommand) -> (serde_json::Value, serde_json::Value) 
 #[test]
 fn a_killed_server_is_found_again() {
     // The interruption: among many small files, and in the middle of the large one.
-    for (files, middle) in [(10_000, 10 << 20), (1000, 30 << 20)] {
+    for (files, data, middle) in [(3000, 8 << 20, 3 << 20), (200, 48 << 20, 24 << 20)] {
         let (from, into) = (TempDir::new().unwrap(), TempDir::new().unwrap());
-        let tree = tree::build(from.path(), files, 64 << 20);
+        let tree = tree::build(from.path(), files, data);
         let (server, address) = serve(&into, "127.0.0.1:0", &[]);
         let mut sender = begin(&tree, &address, "--reconnect=10min", middle);
         end(server, Signal::KILL);

@@ -253,12 +253,15 @@ impl Peer {
 
     /// Ends the connection. Operations in flight end with `Closed`.
     pub fn disconnect(&self) {
-        self.0.context.is_disconnected_here.store(true, Ordering::Release);
+        // A peer that has died before is lost, and not disconnected. The session may be the first to close the peer.
+        if self.is_alive() {
+            self.0.context.is_disconnected_here.store(true, Ordering::Release);
+        }
         self.0.context.session.goodbye();
         self.close(Error::new(ErrorKind::Closed, "disconnect", "this side ended the connection"));
     }
 
-    /// Whether the program has ended the connection, by [`Peer::disconnect`].
+    /// Whether the program has ended the connection, by [`Peer::disconnect`], while the peer was connected.
     pub(crate) fn is_disconnected_here(&self) -> bool {
         self.0.context.is_disconnected_here.load(Ordering::Acquire)
     }

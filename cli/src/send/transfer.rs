@@ -56,7 +56,7 @@ impl<'a> Transfer<'a> {
 
     fn send(&mut self) -> CommandResult {
         let fabric = self.common.open()?;
-        let policy = self.arguments.reconnect.map_or(ReconnectPolicy::OFF, ReconnectPolicy::within);
+        let policy = self.arguments.reconnect.map_or(ReconnectPolicy::OFF, policy);
         let server = connection::connect_handle(&fabric, &self.arguments.to, policy)?;
         let mut peer = server.peer()?;
         let mut channel = ServerChannel::new(&fabric, &peer)?;
@@ -164,4 +164,9 @@ fn wait_for(server: &PeerHandle, limit: Duration) -> CommandResult<Peer> {
         }
         _ => error.into(),
     })
+}
+
+/// Looks for the server every 2 s or more often, for at most `limit`.
+fn policy(limit: Duration) -> ReconnectPolicy {
+    ReconnectPolicy::within(limit).longest_delay(Duration::from_secs(2))
 }

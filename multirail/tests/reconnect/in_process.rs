@@ -201,6 +201,19 @@ fn a_disconnect_of_this_side_is_no_loss() {
     assert_eq!(Limit::of(LIMIT).receive(&calls).unwrap_err(), RecvTimeoutError::Disconnected);
 }
 
+/// A program that finds its peer dead may disconnect it all the same.
+#[test]
+fn a_disconnect_of_a_lost_peer_changes_nothing() {
+    let (fabric, server) = (builder().open().unwrap(), Server::new());
+    let handle = connect(&fabric, &server.address, patient());
+    let peer = handle.peer().unwrap();
+    let address = server.close();
+    gone(&peer);
+    peer.disconnect();
+    let _server = Server::with_layers(&address, &[LEN]);
+    assert!(connected(&handle).is_ok());
+}
+
 #[test]
 fn a_refusal_that_would_come_again_ends_the_attempts() {
     let token = |byte: u8| Token::new([byte; 32]).unwrap();
