@@ -1,6 +1,7 @@
 //! The lines of a `PeerHandle` in the log: one for each change.
 //!
-//! It is a test program of its own: `tracing` may miss events of a thread's own subscriber while other threads have none.
+//! It is a test program of its own: `tracing` may miss events of one thread's subscriber while other threads have
+//! none.
 #![cfg(target_os = "linux")]
 
 use std::io::Write;

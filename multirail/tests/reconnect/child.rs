@@ -3,7 +3,9 @@
 //!
 //! | command | response |
 //! |---|---|
-//! | `wrong REGION SEED` | the number of bytes of region REGION that differ from the content of SEED; 0 is the page, 1 to 3 are the layers |
+//! | `wrong REGION SEED` | the number of bytes of region REGION that differ from the content of SEED |
+//!
+//! Region 0 is the page, 1 to 3 are the layers.
 
 use std::io::{BufRead, BufReader, Lines, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};

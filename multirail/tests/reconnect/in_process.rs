@@ -1,6 +1,6 @@
 //! The peer's fabric is closed and opened again in this process.
 
-use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::mpsc::{RecvTimeoutError, TryRecvError, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -330,6 +330,46 @@ fn transfers_that_cannot_be_rebound_say_why() {
     server.fabric.publish(PAGE, &server.fabric.alloc(LEN, Access::all()).unwrap()).unwrap();
     assert_eq!(wait(handle.region(PAGE), LIMIT).unwrap().unwrap().peer(), back.id());
     by_name.current().unwrap().post().unwrap().wait(LIMIT).unwrap();
+}
+
+/// A peer that comes and goes, also while it is imported again. In the end the last one is there, and each new
+/// connection was told once.
+#[test]
+fn a_peer_that_comes_and_goes() {
+    let (fabric, mut server) = (builder().open().unwrap(), Server::new());
+    let handle = connect(&fabric, &server.address, patient().first_delay(Duration::from_millis(1)));
+    let calls = hooked(&handle);
+    wait(handle.region(PAGE), LIMIT).unwrap().unwrap();
+    let layers = wait(handle.catalogue(LAYERS), LIMIT).unwrap().unwrap();
+    layers.region(1).unwrap();
+    for round in 0..20 {
+        let address = server.close();
+        server = Server::with_layers(&address, &[LEN, LEN]);
+        if round % 4 == 0 {
+            connected(&handle).unwrap();
+        }
+    }
+    let last = server.fabric.incarnation();
+    let is_there = || {
+        // A peer whose end is not known here yet may still be given out.
+        let peer = connected(&handle).unwrap();
+        let page = wait(handle.region(PAGE), LIMIT).unwrap().ok()?;
+        (peer.incarnation() == last && page.peer() == peer.id()).then_some(peer)
+    };
+    let peer = Limit::of(LIMIT).ask(is_there).expect("the last one");
+    let layers = wait(handle.catalogue(LAYERS), LIMIT).unwrap().unwrap();
+    assert_eq!((layers.peer().id(), layers.len()), (peer.id(), 2));
+    let reconnects = handle.reconnects();
+    drop(handle);
+    // A call that is under way when the handle is dropped goes on.
+    let mut called = Vec::new();
+    while let Ok(peer) = Limit::of(LIMIT).receive(&calls) {
+        called.push(peer);
+    }
+    assert_eq!(calls.try_recv(), Err(TryRecvError::Disconnected));
+    assert_eq!(called.len() as u64, reconnects);
+    assert!(called.is_sorted_by(|one, next| one < next), "{called:?}");
+    assert_eq!(called.last(), Some(&peer.id()));
 }
 
 /// What the program has refused stays refused.

@@ -1,6 +1,5 @@
 //! Selections of a list's entries.
 
-use std::borrow::Cow;
 use std::ops::{Range, RangeFull};
 
 use crate::{Error, ErrorKind, Result};
@@ -21,7 +20,14 @@ pub struct Selection<'a>(Choice<'a>);
 enum Choice<'a> {
     All,
     Range(Range<u32>),
-    Indices(Cow<'a, [u32]>),
+    Indices(&'a [u32]),
+}
+
+/// A selection with indices of its own.
+pub(crate) enum OwnedSelection {
+    All,
+    Range(Range<u32>),
+    Indices(Vec<u32>),
 }
 
 impl Selection<'_> {
@@ -43,12 +49,12 @@ impl Selection<'_> {
     }
 
     /// The same selection, with indices of its own.
-    pub(crate) fn into_owned(self) -> Selection<'static> {
-        Selection(match self.0 {
-            Choice::All => Choice::All,
-            Choice::Range(range) => Choice::Range(range),
-            Choice::Indices(indices) => Choice::Indices(indices.into_owned().into()),
-        })
+    pub(crate) fn to_owned(&self) -> OwnedSelection {
+        match &self.0 {
+            Choice::All => OwnedSelection::All,
+            Choice::Range(range) => OwnedSelection::Range(range.clone()),
+            Choice::Indices(indices) => OwnedSelection::Indices(indices.to_vec()),
+        }
     }
 
     /// The index of the entry at `position` in the transfer, which is below [`Selection::count`].
@@ -76,19 +82,19 @@ impl From<Range<u32>> for Selection<'_> {
 
 impl<'a> From<&'a [u32]> for Selection<'a> {
     fn from(indices: &'a [u32]) -> Self {
-        Self(Choice::Indices(indices.into()))
+        Self(Choice::Indices(indices))
     }
 }
 
 impl<'a> From<&'a Vec<u32>> for Selection<'a> {
     fn from(indices: &'a Vec<u32>) -> Self {
-        Self(Choice::Indices(indices.into()))
+        Self(Choice::Indices(indices))
     }
 }
 
 impl<'a, const N: usize> From<&'a [u32; N]> for Selection<'a> {
     fn from(indices: &'a [u32; N]) -> Self {
-        Self(Choice::Indices(indices.into()))
+        Self(Choice::Indices(indices))
     }
 }
 
@@ -96,5 +102,15 @@ impl<'a, const N: usize> From<&'a [u32; N]> for Selection<'a> {
 impl<'a> From<&Self> for Selection<'a> {
     fn from(selection: &Selection<'a>) -> Self {
         selection.clone()
+    }
+}
+
+impl<'a> From<&'a OwnedSelection> for Selection<'a> {
+    fn from(selection: &'a OwnedSelection) -> Self {
+        match selection {
+            OwnedSelection::All => (..).into(),
+            OwnedSelection::Range(range) => range.clone().into(),
+            OwnedSelection::Indices(indices) => indices.into(),
+        }
     }
 }

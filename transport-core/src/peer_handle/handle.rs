@@ -49,13 +49,13 @@ use crate::{
 /// ```
 ///
 /// # Threads and cleanup
-/// A task on the fabric's control thread watches the connection; without a policy there is none. Its delays and attempts
-/// count real time. Dropping the last clone ends the task at once, whatever it waits for; the current connection stays,
-/// as it does when a `Peer` is dropped. A handle does not keep its fabric open.
+/// A task on the fabric's control thread watches the connection; without a policy there is none. Its delays and
+/// attempts count real time. Dropping the last clone ends the task at once, whatever it waits for; the current
+/// connection stays, as it does when a `Peer` is dropped. A handle does not keep its fabric open.
 ///
 /// On a caller-driven fabric the task needs the caller's steps only to read a catalogue again. [`wait`](crate::wait)
-/// steps while it waits for [`PeerHandle::connected`]. With [`FabricBuilder::control_on`](crate::FabricBuilder::control_on)
-/// the caller's runtime has to run.
+/// steps while it waits for [`PeerHandle::connected`]. The caller's runtime has to run if there is one:
+/// [`FabricBuilder::control_on`](crate::FabricBuilder::control_on).
 #[derive(Clone)]
 pub struct PeerHandle(Arc<HandleOwner>);
 
@@ -236,7 +236,7 @@ impl PeerHandle {
         options: &WriteOptions,
     ) -> Result<RebindableTransfer> {
         let (local, options) = (local.clone(), options.clone());
-        let selections = (local_selection.into().into_owned(), remote_selection.into().into_owned());
+        let selections = (local_selection.into().to_owned(), remote_selection.into().to_owned());
         let mut remote = self.named_list(remote);
         self.rebindable(move |peer, names| {
             let remote = names.resolve_list(&mut remote, peer)?;
@@ -257,7 +257,7 @@ impl PeerHandle {
         options: &ReadOptions,
     ) -> Result<RebindableTransfer> {
         let (local, options) = (local.clone(), options.clone());
-        let selections = (local_selection.into().into_owned(), remote_selection.into().into_owned());
+        let selections = (local_selection.into().to_owned(), remote_selection.into().to_owned());
         let mut remote = self.named_list(remote);
         self.rebindable(move |peer, names| {
             let remote = names.resolve_list(&mut remote, peer)?;

@@ -17,6 +17,6 @@ pub use handle::PeerHandle;
 use handle_state::HandleState;
 use named_regions::NamedRegions;
 pub use rebindable_transfer::RebindableTransfer;
-pub use reconnect_policy::ReconnectPolicy;
 use reconnect_policy::ReconnectLimit;
+pub use reconnect_policy::ReconnectPolicy;
 use reconnect_task::ReconnectTask;
