@@ -35,6 +35,9 @@ pub use drain::Drain;
 pub(crate) type PeerInner = PeerState<PeerContext>;
 
 /// A connected peer. Clones share the connection. Dropping the clones does not end it.
+///
+/// A peer whose connection has ended stays dead. A [`PeerHandle`](crate::PeerHandle) connects again, and gives another
+/// `Peer`.
 #[derive(Clone)]
 pub struct Peer(pub(crate) Arc<PeerInner>);
 

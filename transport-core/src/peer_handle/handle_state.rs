@@ -42,7 +42,7 @@ enum Phase {
 }
 
 impl Connection {
-    /// Whether nobody needs to wait: the peer is connected, or there will be no other connection.
+    /// Whether waits end: the peer is connected, or there will be no other connection.
     fn is_settled(&self) -> bool {
         self.peer.is_alive() || matches!(self.phase, Phase::Ended(_))
     }

@@ -151,7 +151,7 @@ impl ReconnectTask {
 }
 
 impl Drop for ReconnectTask {
-    /// If the control thread drops the task before its end, nobody waits for it in vain.
+    /// Ends the waits for the task, also if the control thread drops it before its end.
     fn drop(&mut self) {
         self.state.end(None);
     }
