@@ -8,7 +8,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use multirail::spi::Backend;
-use multirail::{Efa, Fabric, Listener, NoCommonTransport, Peer, Result, wait};
+use multirail::{Efa, Fabric, Listener, NoCommonTransport, Peer, PeerHandle, ReconnectPolicy, Result, wait};
 
 use crate::LIBFABRIC;
 use crate::failure::{CommandFailure, CommandResult};
@@ -38,8 +38,17 @@ pub fn wait_until_closed(peer: &Peer) -> Option<multirail::Error> {
 
 /// Connects to a server.
 pub fn connect(fabric: &Fabric, address: &str) -> CommandResult<Peer> {
-    match wait(fabric.connect(address), CONNECT) {
-        Ok(peer) => peer.map_err(connect_failure),
+    connect_within(fabric.connect(address), address)
+}
+
+/// Connects to a server, and again by `policy`.
+pub fn connect_handle(fabric: &Fabric, address: &str, policy: ReconnectPolicy) -> CommandResult<PeerHandle> {
+    connect_within(PeerHandle::connect(fabric, address, policy), address)
+}
+
+fn connect_within<T>(connecting: impl Future<Output = Result<T>>, address: &str) -> CommandResult<T> {
+    match wait(connecting, CONNECT) {
+        Ok(connected) => connected.map_err(connect_failure),
         Err(_) => {
             Err(CommandFailure::new(format!("{address} did not answer within {} s", CONNECT.as_secs())))
         }

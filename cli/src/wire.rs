@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use multirail::{Access, Fabric, Peer, RecvPool, Region, wait};
+use multirail::{Access, Fabric, Peer, PeerId, RecvPool, Region, wait};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -65,6 +65,16 @@ impl MessageReceiver {
                 limit.as_secs()
             ))),
         }
+    }
+
+    /// The peer whose end ends a wait.
+    pub fn peer(&self) -> PeerId {
+        self.peer.id()
+    }
+
+    /// Goes on with another connection. The receives stay.
+    pub fn set_peer(&mut self, peer: &Peer) {
+        self.peer = peer.clone();
     }
 
     /// Replaces the receives. No message may be outstanding.

@@ -14,6 +14,8 @@
 //!   [`Explanation`] says what an operation would do. [`Op`] is the future of an operation. The target uses
 //!   [`ImmCounter`] and [`RecvPool`]. [`wait`] blocks on any future if there is no executor. A GPU waits for a
 //!   [`Signal`] ([`ImmCounter::mirror`]), or writes one to begin an operation ([`WriteOptions::when`]).
+//! - [`PeerHandle`]: a peer that comes back. It connects again by a [`ReconnectPolicy`], and gives the current
+//!   [`Peer`].
 //! - [`Notifications`]: bytes that tell a peer of the end of a transfer ([`WriteOptions::notify`]), or of anything else
 //!   ([`Peer::notify`]).
 //! - [`Bootstrap`], [`Listener`]: how peers find each other; TCP is built in. With a [`Token`] only authenticated peers
@@ -72,6 +74,7 @@ mod p2pmem;
 mod pages;
 mod path_policy;
 mod peer;
+mod peer_handle;
 mod pool;
 mod prepared;
 mod region;
@@ -111,6 +114,7 @@ pub use p2pmem::{P2pAllocator, P2pMemory};
 pub use pages::Pages;
 pub use path_policy::PathPolicy;
 pub use peer::{Drain, Peer, PeerClosed};
+pub use peer_handle::{PeerHandle, RebindableTransfer, ReconnectPolicy};
 pub use pool::{NextMessage, RecvPool};
 pub use prepared::PreparedTransfer;
 pub use region::Region;

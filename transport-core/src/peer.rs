@@ -11,6 +11,7 @@ mod drain;
 
 use std::future::Future;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use crate::control::{Identity, SessionHandle, SessionHost, SessionPeer};
@@ -21,8 +22,8 @@ use crate::engine::peer::{FenceRequest, Link, PairedRail, PeerState};
 use crate::fabric::FabricInner;
 use crate::spi::{Connector, FenceReply, PeerSlot};
 use crate::{
-    Access, Descriptor, Error, ErrorKind, Fabric, ImmCounter, PathPolicy, PeerId, RemoteCatalogue,
-    RemoteRegion, Result,
+    Access, Descriptor, Error, ErrorKind, Fabric, ImmCounter, Op, PathPolicy, PeerId, Region,
+    RemoteCatalogue, RemoteRegion, Result,
 };
 
 pub(crate) use barriers::{Barriers, MAX_AHEAD, Refusal};
@@ -34,6 +35,9 @@ pub use drain::Drain;
 pub(crate) type PeerInner = PeerState<PeerContext>;
 
 /// A connected peer. Clones share the connection. Dropping the clones does not end it.
+///
+/// A peer whose connection has ended stays dead. A [`PeerHandle`](crate::PeerHandle) connects again, and gives another
+/// `Peer`.
 #[derive(Clone)]
 pub struct Peer(pub(crate) Arc<PeerInner>);
 
@@ -140,20 +144,36 @@ impl Peer {
     pub fn catalogue(&self, name: &str) -> impl Future<Output = Result<RemoteCatalogue>> + Send + 'static {
         let (peer, region) = (self.clone(), self.region(name));
         async move {
-            let published = region.await?;
-            RemoteCatalogue::check_size(published.len())?;
-            let closed = || Error::new(ErrorKind::Closed, "catalogue", "the fabric is closed");
-            let fabric = Fabric(peer.0.context.fabric.upgrade().ok_or_else(closed)?);
-            let landing = fabric.alloc(published.len(), Access::LOCAL)?;
-            peer.read(&landing, 0..published.len(), &published, 0)?.await?;
-            let mut bytes = vec![0; landing.len()];
-            landing.copy_out(0, &mut bytes)?;
-            peer.import_catalogue(&bytes)
+            let (reading, landing) = peer.begin_catalogue(&region.await?)?;
+            reading.await?;
+            peer.end_catalogue(&landing)
         }
+    }
+
+    /// Begins to read the bytes of a published catalogue. Returns the read, and the region that it fills.
+    pub(crate) fn begin_catalogue(&self, published: &RemoteRegion) -> Result<(Op, Region)> {
+        RemoteCatalogue::check_size(published.len())?;
+        let closed = || Error::new(ErrorKind::Closed, "catalogue", "the fabric is closed");
+        let fabric = Fabric(self.0.context.fabric.upgrade().ok_or_else(closed)?);
+        let landing = fabric.alloc(published.len(), Access::LOCAL)?;
+        Ok((self.read(&landing, 0..published.len(), published, 0)?, landing))
+    }
+
+    /// The catalogue whose bytes a read has brought.
+    pub(crate) fn end_catalogue(&self, landing: &Region) -> Result<RemoteCatalogue> {
+        let mut bytes = vec![0; landing.len()];
+        landing.copy_out(0, &mut bytes)?;
+        self.import_catalogue(&bytes)
     }
 
     /// Looks up a region that the peer published, and imports it.
     pub fn region(&self, name: &str) -> impl Future<Output = Result<RemoteRegion>> + Send + 'static {
+        let (peer, descriptor) = (self.clone(), self.published(name));
+        async move { peer.import(&descriptor.await?) }
+    }
+
+    /// Looks up the descriptor of a region that the peer published. Never blocks.
+    pub(crate) fn published(&self, name: &str) -> impl Future<Output = Result<Descriptor>> + Send + 'static {
         let (peer, name) = (self.clone(), name.to_owned());
         async move {
             peer.0.check_alive()?;
@@ -165,7 +185,7 @@ impl Peer {
                     found.map_err(|error| peer.0.close_reason().unwrap_or(error))?
                 }
             };
-            peer.import(&Descriptor::from_bytes(&bytes)?)
+            Descriptor::from_bytes(&bytes)
         }
     }
 
@@ -236,8 +256,17 @@ impl Peer {
 
     /// Ends the connection. Operations in flight end with `Closed`.
     pub fn disconnect(&self) {
+        // A peer that has died before is lost, and not disconnected. The session may be the first to close the peer.
+        if self.is_alive() {
+            self.0.context.is_disconnected_here.store(true, Ordering::Release);
+        }
         self.0.context.session.goodbye();
         self.close(Error::new(ErrorKind::Closed, "disconnect", "this side ended the connection"));
+    }
+
+    /// Whether the program has ended the connection, by [`Peer::disconnect`], while the peer was connected.
+    pub(crate) fn is_disconnected_here(&self) -> bool {
+        self.0.context.is_disconnected_here.load(Ordering::Acquire)
     }
 
     /// Closes the peer for a reason of this side. In a pair within one process both sides learn the reason before

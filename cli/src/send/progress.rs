@@ -11,6 +11,8 @@ pub struct SendProgress {
     bar: ProgressBar,
     rows: bool,
     sent: u64,
+    /// The bytes that were sent in vain.
+    wasted: u64,
     total: u64,
 }
 
@@ -30,7 +32,7 @@ impl SendProgress {
         if let Ok(style) = ProgressStyle::with_template(template) {
             bar.set_style(style);
         }
-        Self { bar, rows, sent: 0, total }
+        Self { bar, rows, sent: 0, wasted: 0, total }
     }
 
     /// Adds bytes that are about to be sent.
@@ -43,10 +45,16 @@ impl SendProgress {
         }
     }
 
-    /// Changes the total.
-    pub fn resize(&mut self, total: u64) {
-        self.total = total;
-        self.bar.set_length(total);
+    /// The bytes sent so far, also those sent in vain.
+    pub fn sent(&self) -> u64 {
+        self.sent
+    }
+
+    /// Notes that `bytes` of those sent were sent in vain. `total` bytes are to be sent beside all of those.
+    pub fn waste(&mut self, bytes: u64, total: u64) {
+        self.wasted += bytes;
+        self.total = total + self.wasted;
+        self.bar.set_length(self.total);
     }
 
     /// Adds bytes that need not be sent.

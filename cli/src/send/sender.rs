@@ -19,7 +19,7 @@ use super::window_writer::{FilledWindow, WindowWriter};
 use crate::entry_counts::EntryResult;
 use crate::failure::{CommandFailure, CommandResult, printable};
 use crate::output;
-use crate::wire::{MESSAGE_BYTES, MessageReceiver, MessageSender, RECEIVES, RESPONSE_LIMIT};
+use crate::wire::{MessageSender, RESPONSE_LIMIT};
 
 /// How long to wait for the server's reason after a failure.
 const REASON_LIMIT: Duration = Duration::from_millis(300);
@@ -34,11 +34,11 @@ const MAX_OFFERS: u32 = 4;
 const GROUP: (usize, u64) = (4096, 256 << 20);
 
 /// A sender in a session with a server.
-pub struct FileSender {
+pub struct FileSender<'a> {
     peer: Peer,
     pub(super) outgoing: MessageSender,
     keep_alive: KeepAliveTimer,
-    pub(super) channel: ServerChannel,
+    pub(super) channel: &'a mut ServerChannel,
     region: Region,
     window_writer: WindowWriter,
     /// True if holes are not sent.
@@ -47,8 +47,6 @@ pub struct FileSender {
     at: usize,
     /// The last entry that changed.
     changed: ChangedEntry,
-    /// The bytes of changed entries that were sent in vain.
-    wasted: u64,
 }
 
 /// An entry that changed while it was sent.
@@ -115,41 +113,43 @@ pub struct PieceState {
     pub hash: FileHash,
 }
 
-impl FileSender {
-    /// Waits for the server's welcome, and announces what will be sent.
+impl<'a> FileSender<'a> {
+    /// Waits for the server's welcome on `channel`, and announces what will be sent.
     pub fn connect(
         fabric: &Fabric,
         peer: &Peer,
+        channel: &'a mut ServerChannel,
         list: &List,
         resume: bool,
         sparse: bool,
-    ) -> CommandResult<Self> {
-        let incoming = MessageReceiver::new(fabric.recv_pool(RECEIVES, MESSAGE_BYTES)?, peer);
+    ) -> Result<Self, SendError> {
         let mut outgoing = MessageSender::new(fabric, peer)?;
-        let mut channel = ServerChannel::new(incoming, crate::files::WindowLayout::OFFERED);
         let (layout, descriptor, keep_alive) = match channel.receive_within(RESPONSE_LIMIT)? {
             ReceiverMessage::Welcome { protocol: PROTOCOL, version: VERSION, layout, region, silence_ms } => {
                 (layout, region, Duration::from_millis(silence_ms) / 4)
             }
             ReceiverMessage::Welcome { protocol: PROTOCOL, version, .. } => {
-                return Err(CommandFailure::new(format!(
+                return Err(SendError::ServerRefused(CommandFailure::new(format!(
                     "the server uses protocol version {version}, this sender {VERSION}; run the same multirail version on both sides"
-                )));
+                ))));
             }
-            ReceiverMessage::Refused(reason) => return Err(refused(&reason)),
-            _ => return Err(CommandFailure::new("no `multirail serve` listens on that address")),
+            ReceiverMessage::Refused(reason) => return Err(SendError::ServerRefused(refused(&reason))),
+            _ => {
+                let why = CommandFailure::new("no `multirail serve` listens on that address");
+                return Err(SendError::ServerRefused(why));
+            }
         };
         let remote = peer.import(&Descriptor::from_bytes(&descriptor)?)?;
         if !layout.is_valid() || (remote.len() as u64) < layout.total() {
-            return Err(CommandFailure::new(
+            return Err(SendError::ServerRefused(CommandFailure::new(
                 "the server's layout is invalid; run the same multirail version on both sides",
-            ));
+            )));
         }
         channel.set_layout(layout);
         outgoing.send(&SenderMessage::Hello { total: list.total, resume })?;
         match channel.receive()? {
             ReceiverMessage::Ready => {}
-            other => return Err(unexpected(other)),
+            other => return Err(SendError::ServerRefused(unexpected(other))),
         }
         let region = fabric.alloc(layout.total() as usize, Access::LOCAL)?;
         let window_writer = WindowWriter::new(peer, &region, remote, layout);
@@ -163,7 +163,6 @@ impl FileSender {
             sparse,
             at: 0,
             changed: ChangedEntry::default(),
-            wasted: 0,
         })
     }
 
@@ -174,7 +173,7 @@ impl FileSender {
         list: &mut List,
         first: usize,
         progress: &mut SendProgress,
-    ) -> CommandResult<Vec<SendOutcome>> {
+    ) -> Result<Vec<SendOutcome>, SendError> {
         self.at = first;
         let sent = self.whole_group(list, first, progress).and_then(|packed| {
             let mut outcomes = packed.outcomes;
@@ -190,8 +189,8 @@ impl FileSender {
             Ok(outcomes)
         });
         sent.map_err(|stop| {
-            let failure = self.give_up(stop);
-            failure.context(format!("{} was not sent", list.entries[self.at].path))
+            let stop = self.give_up(stop);
+            stop.context(format!("{} was not sent", list.entries[self.at].path))
         })
     }
 
@@ -202,7 +201,6 @@ impl FileSender {
         }
         self.changed.times += 1;
         self.changed.sent += sent;
-        self.wasted += sent;
         let path = list.path(self.at);
         if self.changed.times == MAX_OFFERS {
             return Err(CommandFailure::new(format!(
@@ -211,7 +209,7 @@ impl FileSender {
             )));
         }
         list.refresh(self.at)?;
-        progress.resize(list.total + self.wasted);
+        progress.waste(sent, list.total);
         progress.print_without_bar(|| {
             output::print_error(&format!("{} changed while it was sent, and is sent again", path.display()));
             Ok(())
@@ -383,7 +381,7 @@ impl FileSender {
         let (region, sparse, at) = (&self.region, self.sparse, &mut self.at);
         let keep_alive = &mut self.keep_alive;
         let (channel, outgoing, window_writer, peer) =
-            (&mut self.channel, &mut self.outgoing, &self.window_writer, &self.peer);
+            (&mut *self.channel, &mut self.outgoing, &self.window_writer, &self.peer);
         std::thread::scope(|scope| {
             let (filled, to_write) = mpsc::sync_channel::<Filled>(channel.layout.windows as usize);
             let writing = scope.spawn(move || {
@@ -419,38 +417,35 @@ impl FileSender {
 
     /// Ends the session after a failure. Returns the server's reason if there is one, because it explains the failure
     /// better than the closed connection.
-    fn give_up(&mut self, stop: SendError) -> CommandFailure {
+    fn give_up(&mut self, stop: SendError) -> SendError {
         let failure = match stop {
-            SendError::ServerRefused(failure) => return failure,
+            SendError::ServerRefused(_) | SendError::ServerLost(_) => return stop,
             SendError::Failed(failure) => failure,
             SendError::FileChanged => stop.into(),
         };
         if let Some(reason) = self.channel.refusal(REASON_LIMIT) {
-            return refused(&reason);
+            return SendError::ServerRefused(refused(&reason));
         }
         if !self.peer.is_alive() {
-            return CommandFailure::new(format!(
-                "{}; restart the server, then send again with --resume",
-                failure.message()
-            ));
+            return SendError::ServerLost(failure);
         }
         // If the server does not take this message, it sees the disconnect.
         if self.outgoing.send(&SenderMessage::Abandon(printable(failure.message()))).is_ok() {
             // The server responds with a refusal. Disconnecting earlier could drop the message unread.
             self.channel.refusal(GIVE_UP_LIMIT);
         }
-        failure
+        SendError::Failed(failure)
     }
 
     /// Ends the session in good order.
-    pub fn finish(mut self) -> CommandResult {
+    pub fn finish(mut self) -> Result<(), SendError> {
         self.outgoing.send(&SenderMessage::Bye)?;
         match self.channel.receive_within(RESPONSE_LIMIT)? {
             ReceiverMessage::Farewell => {
                 self.peer.disconnect();
                 Ok(())
             }
-            other => Err(unexpected(other)),
+            other => Err(SendError::ServerRefused(unexpected(other))),
         }
     }
 }

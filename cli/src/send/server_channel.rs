@@ -3,12 +3,16 @@
 use std::time::{Duration, Instant};
 
 use crate::files::{ReceiverMessage, WindowLayout};
+use multirail::{Fabric, Message, Peer};
 
 use crate::failure::{CommandFailure, CommandResult, printable};
-use crate::wire::MessageReceiver;
+use crate::wire::{MESSAGE_BYTES, MessageReceiver, RECEIVES};
 
 /// How long a live server may take to sync or read files.
 const MAX_WAIT: Duration = Duration::from_secs(3600);
+
+/// What the user can do when the server is gone.
+pub const RESTART: &str = "restart the server, then send again with --resume";
 
 /// The reason why the sender stops early.
 pub enum SendError {
@@ -16,8 +20,28 @@ pub enum SendError {
     ServerRefused(CommandFailure),
     /// Something failed. If the window writer failed too, its failure was first.
     Failed(CommandFailure),
+    /// The connection to the server is lost.
+    ServerLost(CommandFailure),
     /// The current file is no longer as it was offered.
     FileChanged,
+}
+
+impl SendError {
+    /// The same reason with a context: `prefix: text`.
+    pub fn context(self, prefix: impl std::fmt::Display) -> Self {
+        match self {
+            Self::ServerRefused(failure) => Self::ServerRefused(failure.context(prefix)),
+            Self::Failed(failure) => Self::Failed(failure.context(prefix)),
+            Self::ServerLost(failure) => Self::ServerLost(failure.context(prefix)),
+            Self::FileChanged => Self::Failed(CommandFailure::from(self).context(prefix)),
+        }
+    }
+}
+
+impl From<multirail::Error> for SendError {
+    fn from(error: multirail::Error) -> Self {
+        Self::Failed(error.into())
+    }
 }
 
 impl From<CommandFailure> for SendError {
@@ -30,14 +54,18 @@ impl From<SendError> for CommandFailure {
     fn from(stop: SendError) -> Self {
         match stop {
             SendError::ServerRefused(failure) | SendError::Failed(failure) => failure,
+            SendError::ServerLost(failure) => Self::new(format!("{}; {RESTART}", failure.message())),
             SendError::FileChanged => Self::new("a file changed while it was sent; send it again"),
         }
     }
 }
 
-/// The messages from the server.
+/// The messages from the server, over one connection after another.
 pub struct ServerChannel {
     incoming: MessageReceiver,
+    /// Messages of another connection than the current one. The server may greet on the next connection while this side
+    /// still looks for the reason why the last one ended.
+    other_messages: Vec<Message>,
     /// The layout of the region.
     pub layout: WindowLayout,
     /// The next window.
@@ -47,9 +75,21 @@ pub struct ServerChannel {
 }
 
 impl ServerChannel {
-    /// The messages of a server whose windows are all free.
-    pub fn new(incoming: MessageReceiver, layout: WindowLayout) -> Self {
-        Self { incoming, layout, next: 0, free: vec![true; layout.windows as usize] }
+    /// The messages of a server over the connection `peer`. The windows are all free.
+    pub fn new(fabric: &Fabric, peer: &Peer) -> CommandResult<Self> {
+        let incoming = MessageReceiver::new(fabric.recv_pool(RECEIVES, MESSAGE_BYTES)?, peer);
+        let layout = WindowLayout::OFFERED;
+        let free = vec![true; layout.windows as usize];
+        Ok(Self { incoming, other_messages: Vec::new(), layout, next: 0, free })
+    }
+
+    /// Goes on with the connection `peer`, whose windows are all free. The receives stay: the server may have sent to
+    /// them already.
+    pub fn continue_with(&mut self, peer: &Peer) {
+        self.incoming.set_peer(peer);
+        self.other_messages.retain(|message| message.peer() == peer.id());
+        self.next = 0;
+        self.set_layout(WindowLayout::OFFERED);
     }
 
     /// Sets the server's layout, before the first window.
@@ -105,7 +145,22 @@ impl ServerChannel {
     }
 
     fn message(&mut self, limit: Duration) -> CommandResult<ReceiverMessage> {
-        ReceiverMessage::decode(&self.incoming.next(limit)?.to_vec()).map_err(CommandFailure::new)
+        ReceiverMessage::decode(&self.next_message(limit)?.to_vec()).map_err(CommandFailure::new)
+    }
+
+    /// The next message of the current connection.
+    fn next_message(&mut self, limit: Duration) -> CommandResult<Message> {
+        let peer = self.incoming.peer();
+        if let Some(at) = self.other_messages.iter().position(|message| message.peer() == peer) {
+            return Ok(self.other_messages.remove(at));
+        }
+        loop {
+            let message = self.incoming.next(limit)?;
+            if message.peer() == peer {
+                return Ok(message);
+            }
+            self.other_messages.push(message);
+        }
     }
 
     fn free(&mut self, sequence: u64) -> Result<(), SendError> {

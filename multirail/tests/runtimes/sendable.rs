@@ -2,7 +2,8 @@
 
 use multirail::{
     Arrivals, Barrier, Cancel, Drain, Expect, Fabric, ImmCounter, Listener, Message, NextArrivals,
-    NextMessage, Op, Peer, PeerClosed, PeerGroup, PreparedTransfer, RecvPool, Region, RemoteRegion,
+    NextMessage, Op, Peer, PeerClosed, PeerGroup, PeerHandle, PreparedTransfer, RebindableTransfer, RecvPool,
+    Region, RemoteRegion,
 };
 
 const fn spawns<T: Send + 'static>() {}
@@ -17,6 +18,7 @@ const _: () = {
     spawns::<NextArrivals<'static>>();
     spawns::<Barrier>();
     spawns::<PreparedTransfer>();
+    spawns::<RebindableTransfer>();
     spawns::<PeerClosed>();
     spawns::<NextMessage<'static>>();
     spawns::<Message>();
@@ -24,6 +26,7 @@ const _: () = {
     spawns::<RecvPool>();
     shared::<Fabric>();
     shared::<Peer>();
+    shared::<PeerHandle>();
     shared::<ImmCounter>();
     shared::<PeerGroup>();
     shared::<Region>();

@@ -1,6 +1,6 @@
 //! The peer's side of a catalogue.
 
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use super::AddressIndex;
 use super::local::not_found;
@@ -80,5 +80,18 @@ impl RemoteCatalogue {
         let imported = self.peer.import(&descriptor)?;
         // Another thread may have been faster.
         Ok(slot.get_or_init(|| imported))
+    }
+
+    /// The numbers of the regions that are imported.
+    pub(crate) fn imported_numbers(&self) -> Vec<usize> {
+        (0..self.len()).filter(|number| self.imported[*number].get().is_some()).collect()
+    }
+
+    /// The number of an imported region, if it is this catalogue's.
+    pub(crate) fn number_of(&self, region: &RemoteRegion) -> Option<usize> {
+        let is_it = |known: &OnceLock<RemoteRegion>| {
+            known.get().is_some_and(|known| Arc::ptr_eq(&known.0, &region.0))
+        };
+        self.imported.iter().position(is_it)
     }
 }

@@ -363,6 +363,8 @@ impl FabricBuilder {
             tenancy,
             identity: Identity { incarnation, host: host_name() },
             clock: self.clock,
+            seed,
+            handle_seeds: AtomicU64::new(0),
             default_deadline: self.deadline,
             path_policy: self.path_policy,
             transports: transports.into(),

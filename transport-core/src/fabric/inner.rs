@@ -24,6 +24,9 @@ pub(crate) struct FabricInner {
     pub(super) tenancy: tenant::Tenancy,
     pub(super) identity: Identity,
     pub(super) clock: Arc<dyn Clock>,
+    /// The seed that the fabric was opened with, and how many handles of peers have taken one from it.
+    pub(super) seed: u64,
+    pub(super) handle_seeds: AtomicU64,
     pub(super) default_deadline: Duration,
     pub(super) path_policy: PathPolicy,
     pub(super) transports: IndexVec<TransportIndex, Transport>,
@@ -57,6 +60,14 @@ impl FabricInner {
 
     pub(crate) fn clock(&self) -> &Arc<dyn Clock> {
         &self.clock
+    }
+
+    /// A seed for the next handle of a peer.
+    pub(crate) fn next_handle_seed(&self) -> u64 {
+        // Far from each other, and from the seeds of the transports.
+        const STRIDE: u64 = 0x9e37_79b9_7f4a_7c15;
+        let number = self.handle_seeds.fetch_add(1, Ordering::Relaxed);
+        self.seed.wrapping_add(STRIDE.wrapping_mul(number + 1))
     }
 
     pub(crate) fn default_deadline(&self) -> Duration {

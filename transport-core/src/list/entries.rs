@@ -77,6 +77,14 @@ impl Entries {
         Ok(())
     }
 
+    /// The bytes from the first to the last entry of each run.
+    pub fn spans(&self) -> impl Iterator<Item = Entry> {
+        self.runs.iter().map(|run| {
+            let last = run.entry(run.end - 1);
+            Entry { len: last.offset - run.first.offset + last.len, ..run.first }
+        })
+    }
+
     /// The entry with this index, which is below [`Entries::len`].
     #[inline]
     pub fn get(&self, index: u32) -> Entry {

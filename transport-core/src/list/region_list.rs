@@ -138,6 +138,23 @@ impl<R: ListedRegion> RegionList<R> {
         self.len() == 0
     }
 
+    /// A list with the same entries in other regions: `regions` has one for each of this list's, in their order.
+    ///
+    /// # Errors
+    /// `InvalidRequest` if there are more regions or fewer; those of [`RegionList::push`].
+    pub(crate) fn in_regions(&self, regions: Vec<R>) -> Result<Self> {
+        if regions.len() != self.regions.len() {
+            let why = format!("{} regions for a list of {} regions", regions.len(), self.regions.len());
+            return Err(Error::new(ErrorKind::InvalidRequest, R::PUSH, why));
+        }
+        regions.iter().try_for_each(|region| region.check_joins(&regions[0]))?;
+        for Entry { region, offset, len } in self.entries.spans() {
+            regions[region as usize].check(offset, len)?;
+        }
+        let numbers = (0..).zip(&regions).map(|(number, region)| (region.number(), number)).collect();
+        Ok(Self { regions, numbers, entries: self.entries.clone() })
+    }
+
     /// The number of a region in the list. Adds a region that the list does not have.
     fn number_of(&mut self, region: &R) -> u32 {
         let next = self.regions.len() as u32;
@@ -148,7 +165,8 @@ impl<R: ListedRegion> RegionList<R> {
         number
     }
 
-    pub(super) fn regions(&self) -> &[R] {
+    /// The regions, in the order in which entries first named them.
+    pub(crate) fn regions(&self) -> &[R] {
         &self.regions
     }
 

@@ -23,6 +23,13 @@ enum Choice<'a> {
     Indices(&'a [u32]),
 }
 
+/// A selection with indices of its own.
+pub(crate) enum OwnedSelection {
+    All,
+    Range(Range<u32>),
+    Indices(Vec<u32>),
+}
+
 impl Selection<'_> {
     /// The number of entries that are selected of a list of `entries` entries.
     ///
@@ -39,6 +46,15 @@ impl Selection<'_> {
             return Err(Error::new(ErrorKind::InvalidRequest, operation, why));
         }
         Ok(count)
+    }
+
+    /// The same selection, with indices of its own.
+    pub(crate) fn to_owned(&self) -> OwnedSelection {
+        match &self.0 {
+            Choice::All => OwnedSelection::All,
+            Choice::Range(range) => OwnedSelection::Range(range.clone()),
+            Choice::Indices(indices) => OwnedSelection::Indices(indices.to_vec()),
+        }
     }
 
     /// The index of the entry at `position` in the transfer, which is below [`Selection::count`].
@@ -86,5 +102,15 @@ impl<'a, const N: usize> From<&'a [u32; N]> for Selection<'a> {
 impl<'a> From<&Self> for Selection<'a> {
     fn from(selection: &Selection<'a>) -> Self {
         selection.clone()
+    }
+}
+
+impl<'a> From<&'a OwnedSelection> for Selection<'a> {
+    fn from(selection: &'a OwnedSelection) -> Self {
+        match selection {
+            OwnedSelection::All => (..).into(),
+            OwnedSelection::Range(range) => range.clone().into(),
+            OwnedSelection::Indices(indices) => indices.into(),
+        }
     }
 }

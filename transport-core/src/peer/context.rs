@@ -1,7 +1,7 @@
 //! The state of a peer that the engines do not know: who it is, its session, and what it has told.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -41,6 +41,8 @@ pub(crate) struct PeerContext {
     pub in_process_peer: OnceLock<Weak<PeerInner>>,
     /// The address that the control connection leads to.
     pub address: OnceLock<String>,
+    /// Whether the program has ended the connection.
+    pub is_disconnected_here: AtomicBool,
     /// When the last frame came over the control connection.
     heard: Mutex<Option<Instant>>,
     send_sequence: Mutex<SendSequence>,
@@ -82,6 +84,7 @@ impl PeerContext {
             imports: Mutex::default(),
             in_process_peer: OnceLock::new(),
             address: OnceLock::new(),
+            is_disconnected_here: AtomicBool::new(false),
             heard: Mutex::default(),
             send_sequence: Mutex::default(),
         }
@@ -251,6 +254,7 @@ impl PeerContext {
             imports: Mutex::default(),
             in_process_peer: OnceLock::new(),
             address: OnceLock::new(),
+            is_disconnected_here: AtomicBool::new(false),
             heard: Mutex::default(),
             send_sequence: Mutex::default(),
         }
