@@ -91,8 +91,12 @@ impl Common {
 
     /// Opens a fabric with the chosen backends.
     pub fn open(&self) -> CommandResult<Fabric> {
-        let registry = self.registry()?;
-        self.require_requested(&registry)?;
+        self.open_with(&self.registry()?)
+    }
+
+    /// Opens a fabric with the chosen backends of `registry`.
+    pub fn open_with(&self, registry: &Registry) -> CommandResult<Fabric> {
+        self.require_requested(registry)?;
         self.dumps.open(self.security.apply(registry.builder(&self.choice()?)?)?)
     }
 }
