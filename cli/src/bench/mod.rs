@@ -18,6 +18,7 @@ mod server;
 mod spawn;
 mod verification;
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -171,6 +172,10 @@ struct MeasureOptions {
     #[arg(long, value_name = "NAME@SECONDS")]
     fail_rail: Option<FailRail>,
 
+    /// Listen at this Unix socket for `multirail device`, on the client's side
+    #[arg(long, value_name = "PATH")]
+    admin: Option<PathBuf>,
+
     /// Do not compare the bytes that arrived
     #[arg(long)]
     no_verify: bool,
@@ -207,14 +212,17 @@ impl MeasureOptions {
     /// Opens the fabric of the client, and what is to fail in it.
     fn open(&self, common: &Common) -> CommandResult<(Fabric, Option<Arc<RailFailure>>)> {
         match &self.fail_rail {
-            None => Ok((common.open()?, None)),
+            None => Ok((common.open_administered(self.admin.as_deref())?, None)),
             Some(rail) if rail.after >= self.duration => Err(CommandFailure::Invalid(format!(
                 "--fail-rail {}@{}: the measurement takes {} s; give fewer seconds or a longer --duration",
                 rail.device,
                 rail.after.as_secs_f64(),
                 self.duration.as_secs_f64()
             ))),
-            Some(rail) => failing::open(common, rail).map(|(fabric, failure)| (fabric, Some(failure))),
+            Some(rail) => {
+                let (fabric, failure) = failing::open(common, rail, self.admin.as_deref())?;
+                Ok((fabric, Some(failure)))
+            }
         }
     }
 

@@ -9,6 +9,7 @@ mod domain;
 mod endpoint;
 mod rail_failure;
 
+use std::path::Path;
 use std::sync::Arc;
 
 use backend_loopback::{LinkModel, Loopback, LoopbackConfig};
@@ -26,7 +27,11 @@ const LOOPBACK_CARDS: u32 = 4;
 ///
 /// loopback's devices copy at once, so that nothing would be outstanding, and each is its own rail group. Here it has
 /// modelled cards instead.
-pub fn open(common: &Common, rail: &FailRail) -> CommandResult<(Fabric, Arc<RailFailure>)> {
+pub fn open(
+    common: &Common,
+    rail: &FailRail,
+    admin: Option<&Path>,
+) -> CommandResult<(Fabric, Arc<RailFailure>)> {
     let cards = LoopbackConfig::default().devices(LOOPBACK_CARDS).link(LinkModel::p5());
     let mut registry = common.registry()?.with(Arc::new(Loopback::with(cards)));
     let failure = RailFailure::new(rail.clone());
@@ -35,7 +40,7 @@ pub fn open(common: &Common, rail: &FailRail) -> CommandResult<(Fabric, Arc<Rail
         let failing = FailingBackend::new(Arc::clone(registry.find(name)?), Arc::clone(&failure));
         registry = registry.with(Arc::new(failing));
     }
-    let fabric = common.open_with(&registry)?;
+    let fabric = common.open_with(&registry, admin)?;
     check(&fabric.transports(), &rail.device).map_err(CommandFailure::Invalid)?;
     Ok((fabric, failure))
 }
