@@ -20,8 +20,8 @@
 //!   connect. [`Fabric::tenant`] separates groups of peers.
 //! - [`GrantPolicy`]: how much each peer may send.
 //! - [`Clock`]: time is injected, as is every seed.
-//! - [`observe`]: what a fabric does, and what each operation waits for. [`admin`]: a socket for other programs that look
-//!   at the rails, and take devices out of service.
+//! - [`observe`]: what a fabric does, and what each operation waits for.
+//! - [`admin`]: a socket for other programs, which look at the rails and take devices out of service.
 //! - [`spi`]: the traits that a backend implements.
 //!
 //! Below: `multirail-engine` runs operations (one step is `Engine::step`), and `multirail-control` is the control

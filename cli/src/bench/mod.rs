@@ -167,8 +167,8 @@ struct MeasureOptions {
     sweep: bool,
 
     /// Lose the rail of this device, as in lo1@0.5: so many seconds after the measurement begins, bench closes the
-    /// device's endpoint on this side as soon as requests are outstanding there. The other rails of its group replay them
-    /// and go on. loopback then has four modelled cards, lo0 to lo3
+    /// device's endpoint on this side as soon as requests are outstanding there. The other rails of its group replay
+    /// them and go on. loopback then has four modelled cards, lo0 to lo3
     #[arg(long, value_name = "NAME@SECONDS")]
     fail_rail: Option<FailRail>,
 

@@ -37,8 +37,8 @@ enum DeviceAction {
     },
     /// Take a device out of service, and wait until no operation uses it
     ///
-    /// New operations use other devices, and what running ones have not posted on it goes over other devices of its rail
-    /// group. If the wait is over early, the device stays out of service.
+    /// New operations use other devices, and what running ones have not posted on it goes over other devices of its
+    /// rail group. If the wait is over early, the device stays out of service.
     #[command(after_help = EXIT)]
     Drain {
         #[command(flatten)]

@@ -86,8 +86,8 @@ pub struct FailingGroup {
 }
 
 impl FailingGroup {
-    /// Opens group `number` of `profile`, which will lose cards. A transfer moves pages of `page` bytes, and each request
-    /// costs `cost` nanoseconds of CPU time.
+    /// Opens group `number` of `profile`, which will lose cards. A transfer moves pages of `page` bytes, and each
+    /// request costs `cost` nanoseconds of CPU time.
     pub fn open(profile: &Profile, number: u32, page: u64, cost: f64, loss: CardLoss) -> CommandResult<Self> {
         let cards = profile.cards_of(number);
         let pages = u64::from(cards) * (BYTES_PER_CARD / page).max(1);

@@ -101,8 +101,8 @@ pub struct SimulateArguments {
 
     /// Instead, lose this many rails in the middle of a transfer: one of each rail group in turn. Their groups' other
     /// rails replay what was not acknowledged, once the other host has fenced the lost rails. Real memory is written
-    /// through loopback's link model, which delivers what a lost rail had sent up to 1 ms after the loss. Each operation's
-    /// target writes over its memory once the operation has ended: bytes that change it then are late bytes
+    /// through loopback's link model, which delivers what a lost rail had sent up to 1 ms after the loss. Each
+    /// operation's target writes over its memory once the operation has ended: bytes that change it then are late bytes
     #[arg(long, value_name = "N", conflicts_with_all = [
         "peers", "fairness", "incast", "remote_cards", "lost_cards", "cores", "fewest_cores"])]
     fail_rails: Option<u32>,

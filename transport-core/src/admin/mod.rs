@@ -1,8 +1,8 @@
 //! The admin socket of a fabric: other programs of the same user look at its rails, and take devices out of service and
 //! back while it runs. [`FabricBuilder::admin_socket`](crate::FabricBuilder::admin_socket) opens it.
 //!
-//! It is a Unix stream socket with the file mode 0600. A client sends an [`AdminRequest`] as one line of JSON, and gets an
-//! [`AdminResponse`] as one line:
+//! It is a Unix stream socket with the file mode 0600. A client sends an [`AdminRequest`] as one line of JSON, and gets
+//! an [`AdminResponse`] as one line:
 //!
 //! ```text
 //! {"request":"rails"}
@@ -15,8 +15,8 @@
 //!
 //! A request of one client waits for the answer to the one before it; requests of several clients do not wait for each
 //! other. A line that is no request gets an error. After a line of more than [`MAX_LINE`] bytes, after a minute of
-//! silence, and if the client does not read its answer, the connection ends. The fabric serves eight clients at once. Its
-//! control thread does all of this, without waiting for a client.
+//! silence, and if the client does not read its answer, the connection ends. The fabric serves eight clients at once.
+//! Its control thread does all of this, without waiting for a client.
 
 mod json;
 mod message;

@@ -87,8 +87,8 @@ fn stream_socket() -> Result<OwnedFd, Errno> {
     Ok(socket)
 }
 
-/// Locks the folder of `path` among the processes that open sockets there. Otherwise one of them could remove the socket
-/// that another one has just made.
+/// Locks the folder of `path` among the processes that open sockets there. Otherwise one of them could remove the
+/// socket that another one has just made.
 fn lock_folder(path: &Path) -> Result<File> {
     let folder = match path.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder,

@@ -319,14 +319,16 @@ impl FabricBuilder {
     }
 
     /// Listens at a Unix socket for programs that look at the rails, or take devices out of service and back: see
-    /// [`admin`](crate::admin). The socket's file has the mode 0600: only this user, and root, may connect. Default: none.
+    /// [`admin`](crate::admin). The socket's file has the mode 0600: only this user, and root, may connect. Default:
+    /// none.
     ///
-    /// The file is removed when the fabric closes. If a process has left one behind, it is replaced. The devices are those
-    /// of this fabric; tenants open theirs anew and have no admin socket.
+    /// The file is removed when the fabric closes. If a process has left one behind, it is replaced. The devices are
+    /// those of this fabric; tenants open theirs anew and have no admin socket.
     ///
-    /// [`FabricBuilder::open`] fails with `Unsupported` if the fabric is [`caller_driven`](Self::caller_driven) and has no
-    /// runtime ([`control_on`](Self::control_on)), or if the system has no Unix sockets; with `Busy` if another process
-    /// listens there; with `InvalidRequest` if the path is another kind of file or too long (108 bytes with its end).
+    /// [`FabricBuilder::open`] fails with `Unsupported` if the fabric is [`caller_driven`](Self::caller_driven) and has
+    /// no runtime ([`control_on`](Self::control_on)), or if the system has no Unix sockets; with `Busy` if another
+    /// process listens there; with `InvalidRequest` if the path is another kind of file or too long (108 bytes with its
+    /// end).
     pub fn admin_socket(mut self, path: impl Into<PathBuf>) -> Self {
         self.admin_socket = Some(path.into());
         self

@@ -13,7 +13,8 @@ use super::RailFailure;
 /// The status of a request to the lost device.
 const LOST: Status = Status { kind: ErrorKind::DeviceLost, code: 0 };
 
-/// An endpoint that is closed when its time has come, at the first poll with outstanding requests. Then its device is lost.
+/// An endpoint that is closed when its time has come, at the first poll with outstanding requests. Then its device is
+/// lost.
 pub(super) struct FailingEndpoint {
     /// `None` once the device is lost.
     inner: Option<Box<dyn Endpoint>>,

@@ -1,8 +1,8 @@
 //! A rail that fails under way: a backend around a backend, which closes the endpoint of one device at a chosen moment
 //! and reports the device as lost.
 //!
-//! By the contract of `Endpoint`, a device touches no memory of this side once its endpoint is closed. So this works with
-//! every backend. What had been posted is lost, or still on its way to the peer: the engine has the peer fence it.
+//! By the contract of `Endpoint`, a device touches no memory of this side once its endpoint is closed. So this works
+//! with every backend. What had been posted is lost, or still on its way to the peer: the engine has the peer fence it.
 
 mod backend;
 mod domain;
