@@ -239,6 +239,16 @@ mr_status mr_fabric_counters(mr_fabric fabric, char *buf, size_t len, size_t *ne
 /* The transports and devices that are open, as JSON text: an array of {"label", "backend", "devices"}. [brief] */
 mr_status mr_fabric_transports(mr_fabric fabric, char *buf, size_t len, size_t *needed);
 
+/* Takes a device of mr_fabric_transports out of service, for its maintenance: an operation that is over once the
+ * operations that use the device now have ended. New operations use other devices, and what running ones have not
+ * posted on it goes over other devices of its rail group. The operation fails with MR_ERROR_DEADLINE_EXCEEDED after
+ * deadline_ms of mr_fabric_open, and the device stays out of service; so it does if the operation is released.
+ * MR_ERROR_INVALID_REQUEST if there is no such device. [brief] */
+mr_status mr_fabric_drain_device(mr_fabric fabric, const char *device, mr_op *op);
+
+/* Takes a device back into service. Does nothing if it is in service; a lost device stays lost. [brief] */
+mr_status mr_fabric_restore_device(mr_fabric fabric, const char *device);
+
 /* ------------------------------------------------------------------------------------------------------ memory -- */
 
 /* What peers may do with a region; the owner may always use it. */

@@ -11,6 +11,8 @@ use crate::failure::Failure;
 use crate::handles::{FABRICS, PEERS, REGIONS};
 use crate::inbox::Inbox;
 use crate::metadata::Metadata;
+use crate::op::begun;
+use crate::operation::Value;
 use crate::settings::Settings;
 use crate::transfer_options::limit;
 
@@ -149,6 +151,17 @@ entry_points! {
         };
         let transports: Vec<_> = FABRICS.find(fabric)?.fabric.transports().into_iter().map(transport).collect();
         buf.write(len, needed, &serde_json::to_string(&transports).map_err(not_text)?)
+    }
+
+    fn mr_fabric_drain_device(fabric: mr_fabric, device: Text, op: Out<mr_op>) {
+        op.check("op")?;
+        let drain = FABRICS.find(fabric)?.fabric.drain_device(device.read("device")?)?;
+        begun(op, async move { drain.await.map(|()| Value::Nothing) })
+    }
+
+    fn mr_fabric_restore_device(fabric: mr_fabric, device: Text) {
+        FABRICS.find(fabric)?.fabric.restore_device(device.read("device")?)?;
+        Ok(MR_OK)
     }
 
     fn mr_fabric_publish(fabric: mr_fabric, name: Text, region: mr_region) {

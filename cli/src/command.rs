@@ -10,7 +10,9 @@ use tracing_subscriber::filter::LevelFilter;
 use crate::common::Common;
 use crate::dump::Dumps;
 use crate::failure::CommandFailure;
-use crate::{bench, doctor, explain, info, nixl, output, program, send, serve, simulate, topo, trace};
+use crate::{
+    bench, device, doctor, explain, info, nixl, output, program, send, serve, simulate, topo, trace,
+};
 
 /// Moves memory and files between processes and machines.
 #[derive(Parser)]
@@ -59,6 +61,8 @@ enum Command {
     /// Run the engine in virtual time against simulated cards
     #[command(after_help = EXIT)]
     Simulate(simulate::SimulateArguments),
+    /// Look at the rails of a running process, and take devices out of service and back
+    Device(device::DeviceArguments),
     /// Print a recording made with --dump, or convert it for a trace viewer
     #[command(after_help = EXIT)]
     Trace(trace::TraceArguments),
@@ -76,7 +80,7 @@ impl Command {
             Self::Info | Self::Explain(_) | Self::Doctor(_) => (true, true, false, true),
             Self::Topo(_) => (true, false, false, true),
             Self::Simulate(_) => (false, false, false, true),
-            Self::Nixl(_) => (false, false, false, true),
+            Self::Nixl(_) | Self::Device(_) => (false, false, false, true),
             Self::Trace(_) => (false, false, false, false),
         };
         let given = [
@@ -126,6 +130,7 @@ fn run_arguments(mut arguments: Arguments) -> u8 {
         Command::Serve(serve) => serve::run(common, serve),
         Command::Send(send) => send::run(common, send),
         Command::Simulate(simulate) => simulate::run(common, simulate),
+        Command::Device(device) => device::run(common, &device),
         Command::Trace(trace) => trace::run(&trace),
         Command::Nixl(nixl) => nixl::run(common, &nixl),
     };

@@ -1,6 +1,6 @@
 //! The options that every command shares, and the fabric that they open.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::ArgAction;
@@ -91,9 +91,22 @@ impl Common {
 
     /// Opens a fabric with the chosen backends.
     pub fn open(&self) -> CommandResult<Fabric> {
-        let registry = self.registry()?;
-        self.require_requested(&registry)?;
-        self.dumps.open(self.security.apply(registry.builder(&self.choice()?)?)?)
+        self.open_with(&self.registry()?, None)
+    }
+
+    /// As [`Self::open`], with an admin socket if a path is given.
+    pub fn open_administered(&self, admin: Option<&Path>) -> CommandResult<Fabric> {
+        self.open_with(&self.registry()?, admin)
+    }
+
+    /// As [`Self::open_administered`], with the chosen backends of `registry`.
+    pub fn open_with(&self, registry: &Registry, admin: Option<&Path>) -> CommandResult<Fabric> {
+        self.require_requested(registry)?;
+        let builder = self.security.apply(registry.builder(&self.choice()?)?)?;
+        self.dumps.open(match admin {
+            Some(path) => builder.admin_socket(path),
+            None => builder,
+        })
     }
 }
 

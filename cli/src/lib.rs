@@ -6,8 +6,8 @@
 //!
 //! Read the modules in this order: `command` parses the arguments and runs a subcommand, `common` has the options
 //! that all subcommands share. The subcommands are `info`, `topo`, `explain`, `doctor`, `bench`, `serve`, `send`,
-//! `simulate`, `trace` and `nixl`. `files` is the file protocol, `wire` sends messages between two commands, and
-//! `connection` connects them. `output` prints, `failure` has the errors, and `dump` writes dumps.
+//! `simulate`, `device`, `trace` and `nixl`. `files` is the file protocol, `wire` sends messages between two commands,
+//! and `connection` connects them. `output` prints, `failure` has the errors, and `dump` writes dumps.
 #![deny(unsafe_code)]
 
 mod bench;
@@ -15,6 +15,7 @@ mod command;
 mod common;
 mod connection;
 mod content;
+mod device;
 mod doctor;
 mod dump;
 mod entry_counts;

@@ -112,6 +112,84 @@ fn lists_and_scattered_reads_over_libfabric() {
     }
 }
 
+/// Bench goes on without the rail, and every byte is right.
+fn survives_a_lost_rail(device: &str, arguments: &[&str]) {
+    let fail = format!("{device}@0.1");
+    let load = ["--duration", "400ms", "--inflight", "4", "--fail-rail", &fail];
+    let (done, rows, said) = run(&[&["bench", "--json"], &load[..], arguments].concat());
+    assert!(done, "{said}");
+    let row: Value = serde_json::from_str(&rows).expect("JSON");
+    assert_eq!((&row["verified"], &row["failed_rail"]), (&true.into(), &device.into()), "{row}");
+    let replayed = row["replayed"].as_u64().expect("a number");
+    assert!(replayed > 0, "{row}");
+    assert_eq!(row["replayed_bytes"].as_u64(), Some(replayed << 16), "{row}");
+    let carried = |name: &str| {
+        let rails = row["rails"].as_array().expect("rails");
+        rails.iter().find(|rail| rail["device"] == name).and_then(|rail| rail["bytes"].as_u64())
+    };
+    assert!(carried(device) > Some(0), "{row}");
+}
+
+#[test]
+fn a_lost_rail_ends_no_bench() {
+    for op in ["write-pages", "read-pages", "write-imm", "write-list"] {
+        survives_a_lost_rail("lo2", &["--op", op, "--backend", "loopback"]);
+        survives_a_lost_rail("lo3", &["--op", op, "--backend", "loopback", "--in-process"]);
+    }
+    let (server, address) = RunningCommand::server(&["bench", "server", "--backend", "loopback"]);
+    let client = [
+        "bench",
+        "client",
+        &address,
+        "--backend",
+        "loopback",
+        "--duration",
+        "300ms",
+        "--fail-rail",
+        "lo1@0.1",
+    ];
+    let (done, table, said) = run(&client);
+    assert!(done && table.contains("lo1 was lost after 0.1 s") && table.contains("yes"), "{said}{table}");
+    drop(server);
+}
+
+#[test]
+fn a_lost_rail_ends_no_bench_over_libfabric() {
+    let tcp = ["--backend", "efa", "--provider", "tcp", "--node", "127.0.0.1", "--domains", "4"];
+    let (installed, _, said) = run(&[&["info"], &tcp[..]].concat());
+    if !installed {
+        println!("skipped: {said}");
+        return;
+    }
+    survives_a_lost_rail("lo.2", &tcp);
+}
+
+#[test]
+fn a_rail_that_cannot_fail_is_refused() {
+    let tcp = ["--backend", "efa", "--provider", "tcp", "--node", "127.0.0.1"];
+    let has_tcp = run(&[&["info"], &tcp[..]].concat()).0;
+    for (fail, also, words) in [
+        ("lo0@0.1", &["--backend", "loopback"][..], "carries the messages of the bench"),
+        ("lo4@0.1", &["--backend", "loopback"], "there are lo0, lo1, lo2, lo3"),
+        ("lo1@3", &["--backend", "loopback"], "the measurement takes 2 s"),
+        ("lo1", &["--backend", "loopback"], "like lo1@0.5"),
+        ("lo@0.1", &tcp, "alone in its rail group"),
+    ] {
+        if also == tcp && !has_tcp {
+            println!("skipped: libfabric's tcp is not here");
+            continue;
+        }
+        let output =
+            multirail(&[&["bench", "--fail-rail", fail], also].concat()).output().expect("start multirail");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.code() == Some(2) && said.contains(words), "{fail}: {said}");
+    }
+    // Messages use one rail alone.
+    let send = ["bench", "--backend", "loopback", "--duration=200ms", "--op=send", "--fail-rail=lo1@0.1"];
+    let (done, _, said) = run(&send);
+    assert!(!done && said.contains("no request was outstanding there"), "{said}");
+}
+
 #[test]
 fn a_path_that_is_not_allowed_is_refused_at_once() {
     let row = row(&["--pages", "16", "--path", "memory-copy,rdma"]);

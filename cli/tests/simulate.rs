@@ -47,6 +47,28 @@ fn a_lost_card_costs_its_share_only() {
 }
 
 #[test]
+fn lost_rails_heal_and_nothing_lands_late() {
+    for (failed, left) in [("1", 31.0), ("3", 29.0), ("24", 8.0)] {
+        let row = one(&["--size", "64KiB", "--fail-rails", failed]);
+        assert_eq!((&row["rails"], row["failed_rails"].to_string().as_str()), (&32.into(), failed), "{row}");
+        assert!((number(&row, "ceiling_gbps") / (left * 97.433) - 1.0).abs() < 0.001, "{row}");
+        assert!((95.0..102.0).contains(&number(&row, "percent_of_ceiling")), "{row}");
+        let percent = number(&row, "gbps") / number(&row, "ceiling_gbps") * 100.0;
+        assert!((percent - number(&row, "percent_of_ceiling")).abs() < 0.001, "{row}");
+        assert!(number(&row, "replayed") >= failed.parse().expect("a number"), "{row}");
+        assert_eq!(number(&row, "replayed_bytes"), 65536.0 * number(&row, "replayed"), "{row}");
+        // The fence takes 30 µs, and what comes around it less than three round trips.
+        assert!((0.03..0.13).contains(&number(&row, "heal_ms")), "{row}");
+        assert_eq!(row["late_bytes"], 0, "{row}");
+    }
+    let slow = one(&["--size", "64KiB", "--groups", "1", "--fail-rails", "1", "--fence-us", "500000"]);
+    assert!((500.0..520.0).contains(&number(&slow, "heal_ms")), "{slow}");
+    assert_eq!(slow["late_bytes"], 0, "{slow}");
+    let (done, table, said) = run(&["simulate", "--size=64KiB", "--fail-rails=2", "--post-cost-ns=10"]);
+    assert!(done && table.contains("late bytes") && table.contains("64 KiB"), "{said}{table}");
+}
+
+#[test]
 fn cards_may_differ_in_number() {
     for (remote, ceiling) in [("2", 2.0), ("3", 3.0), ("8", 4.0)] {
         let row = one(&["--size", "64KiB", "--groups", "1", "--cards", "4", "--remote-cards", remote]);
@@ -157,6 +179,20 @@ fn invalid_options_are_refused_in_a_sentence() {
         let (done, _, said) = run(&["simulate", &joined]);
         assert!(!done && said.contains(says), "{joined}: {said}");
     }
+    for (failed, says) in [
+        ("0", "give at least 1"),
+        ("25", "a rail group would have no rail left"),
+        ("32", "these are all 32 rails"),
+        ("33", "there are 32 rails"),
+    ] {
+        let joined = format!("--fail-rails={failed}");
+        let (done, _, said) = run(&["simulate", &joined, "--post-cost-ns=1"]);
+        assert!(!done && said.contains(says) && said.contains("--fail-rails"), "{joined}: {said}");
+    }
+    let (done, _, said) = run(&["simulate", "--fail-rails=1", "--post-cost-ns=1", "--size=1GiB"]);
+    assert!(!done && said.contains("use a smaller --size"), "{said}");
+    let (done, _, said) = run(&["simulate", "--fence-us=1"]);
+    assert!(!done && said.contains("--fail-rails"), "{said}");
     let (done, _, said) = run(&["simulate", "--fairness", "--post-cost-ns=1", "--large=0"]);
     assert!(!done && said.contains("between 1 byte"), "{said}");
     let (done, _, said) = run(&["simulate", "--no-grants"]);

@@ -264,6 +264,23 @@ impl Fabric {
         self.get()?.counters().into_iter().map(row).collect()
     }
 
+    // ---- maintenance ----
+
+    /// Takes a device out of service, for its maintenance, an operation that is over once no operation uses the device.
+    /// New operations use other devices; what running ones have not posted on it goes over other devices of its rail
+    /// group. It fails with `DeadlineExceeded` after the fabric's deadline, and the device stays out of service.
+    fn drain_device(&self, device: &str) -> PyResult<Operation> {
+        let drain = self.get()?.drain_device(device).into_python()?;
+        Ok(Operation::of_task(async move { drain.await.map(|()| Value::Nothing) }))
+    }
+
+    /// Takes a device back into service. Does nothing if it is in service.
+    fn restore_device(&self, device: &str) -> PyResult<()> {
+        self.get()?.restore_device(device).into_python()
+    }
+
+    // ---- the end ----
+
     /// Closes the fabric: peers see `Closed`, operations end, threads are joined. May be called twice.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let fabric = self.get()?;

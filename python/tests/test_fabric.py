@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import weakref
 from pathlib import Path
 
 import pytest
-from conftest import LIMIT, Pair, check_clean, pattern, run_python
+from conftest import LIMIT, Pair, check_clean, connected, pattern, run_python
 
 import multirail
 
@@ -68,6 +69,46 @@ def test_a_fabric_connects_to_itself(pair: Pair) -> None:
     there.write(src, there.import_region(dst.descriptor()), imm=1).wait(LIMIT)
     here.imm(1).expect(1).wait(LIMIT)
     assert dst.read_bytes() == pattern(100)
+
+
+def test_a_device_is_taken_out_of_service_and_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MULTIRAIL_LOOPBACK_THREADS", "2")
+    with connected(deadline=LIMIT) as pair:
+        size = 8 << 20
+        src, dst, remote = pair.regions(size)
+        src.write_bytes(pattern(size))
+
+        def carried() -> dict[str, int]:
+            pair.ab.write(src, remote).wait(LIMIT)
+            assert dst.read_bytes() == pattern(size)
+            dst.write_bytes(bytes(size))
+            return {rail["device"]: rail["bytes"] for rail in pair.a.counters()}
+
+        first = carried()
+        assert sorted(first) == ["lo0", "lo1"] and first["lo1"] > 0
+        running = pair.ab.write(src, remote)
+        assert pair.a.drain_device("lo1").wait(LIMIT) is None
+        running.wait(LIMIT)
+        drained = carried()
+        assert carried()["lo1"] == drained["lo1"]
+        assert pair.a.restore_device("lo1") is None
+        pair.a.restore_device("lo1")
+        # The device's worker takes it back, in its own time.
+        assert any(carried()["lo1"] > drained["lo1"] for _ in range(1000))
+        for call in (pair.a.drain_device, pair.a.restore_device):
+            with pytest.raises(multirail.InvalidRequest, match="there are lo0, lo1"):
+                call("lo7")
+    with pytest.raises(multirail.Closed):
+        pair.a.drain_device("lo1")
+
+
+async def _drain_and_restore(fabric: multirail.Fabric) -> None:
+    await fabric.drain_device("lo0")
+    fabric.restore_device("lo0")
+
+
+def test_a_drain_of_a_device_is_awaited(pair: Pair) -> None:
+    asyncio.run(_drain_and_restore(pair.a))
 
 
 @pytest.mark.parametrize(

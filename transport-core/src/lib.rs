@@ -23,6 +23,7 @@
 //! - [`GrantPolicy`]: how much each peer may send.
 //! - [`Clock`]: time is injected, as is every seed.
 //! - [`observe`]: what a fabric does, and what each operation waits for.
+//! - [`admin`]: a socket for other programs, which look at the rails and take devices out of service.
 //! - [`spi`]: the traits that a backend implements.
 //!
 //! Below: `multirail-engine` runs operations (one step is `Engine::step`), and `multirail-control` is the control
@@ -52,6 +53,7 @@
 
 #![deny(unsafe_code)]
 
+pub mod admin;
 mod catalogue;
 mod descriptor;
 mod explain;

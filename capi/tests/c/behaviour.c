@@ -202,6 +202,67 @@ static void fill(mr_region region, size_t pages, size_t seed) {
     for (size_t page = 0; page < pages; page++) memset(bytes_of(region) + page * PAGE, pattern(page, seed), PAGE);
 }
 
+/* The bytes that the device lo1 of a fabric has carried. */
+static uint64_t carried_by_lo1(mr_fabric of) {
+    char text[8192];
+    const char *at = NULL;
+    OK(mr_fabric_counters(of, text, sizeof text, NULL));
+    at = strstr(text, "\"device\":\"lo1\"");
+    if (at != NULL) at = strstr(at, "\"bytes\":");
+    HOLDS(at != NULL);
+    return strtoull(at + strlen("\"bytes\":"), NULL, 10);
+}
+
+/* A device is taken out of service while a write is under way, and back: writes go over the other one. */
+static void maintenance(void) {
+    const size_t length = (size_t)16 << 20;
+    mr_fabric one = 0, two = 0;
+    mr_peer to_two = 0, to_one = 0;
+    mr_remote remote = 0;
+    mr_region source = 0, target = 0;
+    mr_op write = 0, drain = 0;
+    uint64_t before = 0;
+
+    HOLDS(setenv("MULTIRAIL_LOOPBACK_THREADS", "2", 1) == 0);
+    one = open_loopback(0);
+    two = open_loopback(0);
+    HOLDS(unsetenv("MULTIRAIL_LOOPBACK_THREADS") == 0);
+    OK(mr_peer_connect_local(one, two, &to_two, &to_one));
+    source = allocate(one, length, MR_ACCESS_LOCAL);
+    target = allocate(two, length, MR_ACCESS_ALL);
+    remote = import(to_two, target);
+
+    memset(bytes_of(source), 5, length);
+    OK(mr_write(to_two, source, 0, remote, 0, length, NULL, &write));
+    OK(mr_fabric_drain_device(one, "lo1", &drain));
+    FINISH(drain);
+    FINISH(write);
+    HOLDS(bytes_of(target)[0] == 5 && bytes_of(target)[length - 1] == 5);
+    before = carried_by_lo1(one);
+    OK(mr_write(to_two, source, 0, remote, 0, length, NULL, &write));
+    FINISH(write);
+    HOLDS(carried_by_lo1(one) == before);
+    OK(mr_fabric_restore_device(one, "lo1"));
+    OK(mr_fabric_restore_device(one, "lo1"));
+    /* The device's worker takes it back, in its own time. */
+    for (int writes = 0; carried_by_lo1(one) == before; writes++) {
+        HOLDS(writes < 1000);
+        OK(mr_write(to_two, source, 0, remote, 0, length, NULL, &write));
+        FINISH(write);
+    }
+
+    GIVES(MR_ERROR_INVALID_REQUEST, mr_fabric_drain_device(one, "lo7", &drain));
+    SAYS("there are lo0, lo1");
+    GIVES(MR_ERROR_INVALID_REQUEST, mr_fabric_restore_device(one, "lo7"));
+    OK(mr_remote_release(remote));
+    OK(mr_region_release(source));
+    OK(mr_region_release(target));
+    OK(mr_peer_release(to_two));
+    OK(mr_peer_release(to_one));
+    OK(mr_fabric_close(one));
+    OK(mr_fabric_close(two));
+}
+
 static void transfers(void) {
     enum { PAGES = 32 };
     const uint32_t from[] = {3, 9, 1, 30}, to[] = {0, 31, 8, 2};
@@ -625,6 +686,7 @@ int main(int count, char **arguments) {
     release_under_way();
     operations();
     transfers();
+    maintenance();
     connections();
     killed_peers(arguments[0]);
     threads();

@@ -38,6 +38,8 @@ static void refuse(uint64_t bad, enum kind of) {
         BAD(mr_fabric_incarnation(bad, &number));
         BAD(mr_fabric_counters(bad, text, sizeof text, &needed));
         BAD(mr_fabric_transports(bad, text, sizeof text, &needed));
+        BAD(mr_fabric_drain_device(bad, "lo0", &made));
+        BAD(mr_fabric_restore_device(bad, "lo0"));
         BAD(mr_region_register(bad, &memory, &made));
         BAD(mr_region_alloc(bad, 64, 0, MR_MEMORY_HOST, MR_DEVICE_ANY, &made));
         BAD(mr_fabric_publish(bad, "name", valid[REGION]));

@@ -1,9 +1,11 @@
 //! The measuring side of a bench.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use multirail::{Access, Fabric, Peer, Region, wait};
 
+use super::failing::RailFailure;
 use super::layout::PageLayout;
 use super::limit::CopyLimit;
 use super::load::{BenchLoad, OpKind};
@@ -11,7 +13,7 @@ use super::load_runner::LoadRunner;
 use super::protocol::{ClientMessage, PROTOCOL, ServerMessage, VERSION, region_name};
 use super::rails::Rails;
 use super::report::RowReport;
-use super::row::BenchRow;
+use super::row::{BenchRow, FailedRail};
 use super::sampler::Sampler;
 use super::{MeasureOptions, content, verification};
 use crate::failure::{CommandFailure, CommandResult, printable};
@@ -35,11 +37,17 @@ pub struct Client<'a> {
     outgoing: MessageSender,
     incoming: MessageReceiver,
     backend: String,
+    /// The rail that is to fail, until it has failed.
+    failure: Option<Arc<RailFailure>>,
 }
 
 impl<'a> Client<'a> {
-    /// Waits for the server's greeting.
-    pub fn connect(fabric: &'a Fabric, peer: &Peer) -> CommandResult<Self> {
+    /// Waits for the server's greeting. `failure` is the rail of `fabric` that is to fail in the first measurement.
+    pub fn connect(
+        fabric: &'a Fabric,
+        peer: &Peer,
+        failure: Option<Arc<RailFailure>>,
+    ) -> CommandResult<Self> {
         let mut incoming = MessageReceiver::new(fabric.recv_pool(RECEIVES, MESSAGE_BYTES)?, peer);
         let outgoing = MessageSender::new(fabric, peer)?;
         match incoming.receive(RESPONSE_LIMIT)? {
@@ -53,7 +61,7 @@ impl<'a> Client<'a> {
         }
         let mut names: Vec<_> = fabric.transports().iter().map(|t| t.backend.to_string()).collect();
         names.dedup();
-        Ok(Self { fabric, peer: peer.clone(), outgoing, incoming, backend: names.join("+") })
+        Ok(Self { fabric, peer: peer.clone(), outgoing, incoming, backend: names.join("+"), failure })
     }
 
     /// The size of the largest message.
@@ -106,7 +114,15 @@ impl<'a> Client<'a> {
             true => None,
             false => Some(CopyLimit::new(self.fabric, &local, load)?),
         };
+        let failure = self.failure.take();
+        if let Some(failure) = &failure {
+            failure.begin();
+        }
         let (measured, ended) = rounds(limit, load, &mut runner, asked.duration, report);
+        let ended = match &failure {
+            Some(failure) => explain_failure(ended, failure),
+            None => ended,
+        };
         let is_cut_short = ended.is_err() || report.is_interrupted();
         if verify && !is_cut_short {
             if load.kind == OpKind::Send {
@@ -115,12 +131,15 @@ impl<'a> Client<'a> {
             self.check(&local, load, runner.operations())?;
         }
         if let Some(measured) = measured {
-            let rails = Rails::of(self.fabric).since(&before).used_by(&explained);
+            let rails = Rails::of(self.fabric).since(&before);
+            let failed = failure.map(|failure| FailedRail::new(&failure, &rails));
+            let rails = rails.used_by(&explained);
             let mut paths: Vec<_> = explained.into_iter().filter_map(|part| part.path).collect();
             paths.dedup();
             let path = Some(paths.join("; ")).filter(|path| !path.is_empty());
             let verified = verify && !is_cut_short;
-            let row = BenchRow::new(&self.backend, load, &measured, verified, path, rails);
+            let row =
+                BenchRow::new(&self.backend, load, &measured, verified, path, rails).failed_rail(failed);
             report.add(row.cut_short(is_cut_short), is_cut_short)?;
         }
         ended
@@ -264,6 +283,23 @@ fn median(mut values: Vec<f64>) -> f64 {
     values.get(values.len() / 2).copied().unwrap_or(0.0)
 }
 
+/// The end of a measurement in which a rail was to fail.
+fn explain_failure(ended: CommandResult, failure: &RailFailure) -> CommandResult {
+    let device = &failure.rail().device;
+    match ended {
+        Ok(()) if failure.is_lost() => Ok(()),
+        Ok(()) => Err(CommandFailure::new(format!(
+            "the measurement has ended, and {device} was not lost, because no request was outstanding there; use more \
+             --inflight, or an operation that uses several rails, such as write-pages"
+        ))),
+        Err(error) if failure.is_lost() => Err(error.context(format!(
+            "the transfer did not survive the loss of {device}; rails heal over loopback, verbs and libfabric, but not with \
+             staging, nor with emulated writes of libfabric 1.17"
+        ))),
+        Err(error) => Err(error),
+    }
+}
+
 fn unexpected(answer: ServerMessage) -> CommandFailure {
     match answer {
         ServerMessage::Refused(reason) => {
@@ -302,7 +338,7 @@ mod tests {
         // The server's fabric stays open until the client has read the message.
         let refused = std::thread::scope(|scope| {
             let sent = scope.spawn(|| MessageSender::new(&there, &origin)?.send(&hello));
-            let refused = Client::connect(&here, &peer).err().expect("a refusal");
+            let refused = Client::connect(&here, &peer, None).err().expect("a refusal");
             sent.join().expect("no panic").unwrap();
             refused
         });

@@ -2,6 +2,7 @@
 
 mod client;
 mod content;
+mod failing;
 mod ladder;
 mod layout;
 mod limit;
@@ -17,6 +18,7 @@ mod server;
 mod spawn;
 mod verification;
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,6 +28,7 @@ use super::Common;
 use super::failure::{CommandFailure, CommandResult};
 use super::units::{self, Size};
 use client::Client;
+use failing::{FailRail, RailFailure};
 use load::{BenchLoad, OpKind};
 use memory::BenchMemory;
 use report::RowReport;
@@ -61,6 +64,10 @@ target, on the GPU if it is there: once before the rounds and, after overwriting
 
 A result over 100 % of the limit means that the backend copied with more than one thread. INT, TERM or a \
 failure end a bench early; it prints what it measured until then.
+
+With --fail-rail, the row also has the lost rail and what the other rails replayed. The first device of a transport \
+cannot be lost, since it carries bench's own messages, nor one without others in its rail group. The peer's side of the \
+rail is not touched: it fences what may still arrive.
 
 The client has the memory of one side, and the server that of the other. --src is the source of the bytes: \
 the client's side, except for reads.
@@ -159,6 +166,16 @@ struct MeasureOptions {
     #[arg(long)]
     sweep: bool,
 
+    /// Lose the rail of this device, as in lo1@0.5: so many seconds after the measurement begins, bench closes the
+    /// device's endpoint on this side as soon as requests are outstanding there. The other rails of its group replay
+    /// them and go on. loopback then has four modelled cards, lo0 to lo3
+    #[arg(long, value_name = "NAME@SECONDS")]
+    fail_rail: Option<FailRail>,
+
+    /// Listen at this Unix socket for `multirail device`, on the client's side
+    #[arg(long, value_name = "PATH")]
+    admin: Option<PathBuf>,
+
     /// Do not compare the bytes that arrived
     #[arg(long)]
     no_verify: bool,
@@ -189,6 +206,23 @@ impl MeasureOptions {
     fn apply_settings(&self) {
         if let Some(blocks) = self.gpu_blocks {
             memory::set_gpu_blocks(blocks);
+        }
+    }
+
+    /// Opens the fabric of the client, and what is to fail in it.
+    fn open(&self, common: &Common) -> CommandResult<(Fabric, Option<Arc<RailFailure>>)> {
+        match &self.fail_rail {
+            None => Ok((common.open_administered(self.admin.as_deref())?, None)),
+            Some(rail) if rail.after >= self.duration => Err(CommandFailure::Invalid(format!(
+                "--fail-rail {}@{}: the measurement takes {} s; give fewer seconds or a longer --duration",
+                rail.device,
+                rail.after.as_secs_f64(),
+                self.duration.as_secs_f64()
+            ))),
+            Some(rail) => {
+                let (fabric, failure) = failing::open(common, rail, self.admin.as_deref())?;
+                Ok((fabric, Some(failure)))
+            }
         }
     }
 
@@ -239,9 +273,9 @@ pub fn run(common: &Common, arguments: BenchArguments) -> CommandResult {
         Some(BenchRole::Client { address, measured }) => {
             measured.apply_settings();
             let loads = measured.loads()?;
-            let fabric = common.open()?;
+            let (fabric, failure) = measured.open(common)?;
             let report = report(common, &loads, &[&fabric])?;
-            report.end(measure_at(common, &fabric, &address, &measured, &loads, &report))
+            report.end(measure_at(common, (&fabric, failure), &address, &measured, &loads, &report))
         }
         Some(BenchRole::Ladder(ladder)) => ladder::run(common, &ladder),
         None if arguments.in_process => in_process(common, &arguments.measured),
@@ -252,11 +286,11 @@ pub fn run(common: &Common, arguments: BenchArguments) -> CommandResult {
 fn two_processes(common: &Common, measured: &MeasureOptions) -> CommandResult {
     measured.apply_settings();
     let loads = measured.loads()?;
-    let fabric = common.open()?;
+    let (fabric, failure) = measured.open(common)?;
     let report = report(common, &loads, &[&fabric])?;
     let done = spawn::ServerProcess::start(common).and_then(|mut server| {
         let address = server.address().to_owned();
-        match measure_at(common, &fabric, &address, measured, &loads, &report) {
+        match measure_at(common, (&fabric, failure), &address, measured, &loads, &report) {
             Ok(()) => server.finish(),
             Err(failure) => Err(server.explain(failure)),
         }
@@ -267,12 +301,13 @@ fn two_processes(common: &Common, measured: &MeasureOptions) -> CommandResult {
 fn in_process(common: &Common, measured: &MeasureOptions) -> CommandResult {
     measured.apply_settings();
     let loads = measured.loads()?;
-    let (here, there) = (common.open()?, common.open()?);
+    let ((here, failure), there) = (measured.open(common)?, common.open()?);
     let report = report(common, &loads, &[&here, &there])?;
     let (peer, origin) = here.connect_local(&there)?;
     let ours = origin.clone();
     let target = std::thread::spawn(move || server::serve_one(&there, &ours, |_| Ok(())));
-    let done = Client::connect(&here, &peer).and_then(|client| measure(client, measured, &loads, &report));
+    let client = Client::connect(&here, &peer, failure);
+    let done = client.and_then(|client| measure(client, measured, &loads, &report));
     if done.is_err() {
         // The client sends no end message now, so the server must not wait for one.
         origin.disconnect();
@@ -294,14 +329,15 @@ fn report(
 
 fn measure_at(
     common: &Common,
-    fabric: &Fabric,
+    (fabric, failure): (&Fabric, Option<Arc<RailFailure>>),
     address: &str,
     measured: &MeasureOptions,
     loads: &[BenchLoad],
     report: &RowReport<BenchRow>,
 ) -> CommandResult {
     let peer = super::connection::connect(fabric, address)?;
-    let done = Client::connect(fabric, &peer).and_then(|client| measure(client, measured, loads, report));
+    let client = Client::connect(fabric, &peer, failure);
+    let done = client.and_then(|client| measure(client, measured, loads, report));
     done.inspect_err(|_| {
         if !report.is_interrupted() {
             common.dumps.after_failure(fabric);

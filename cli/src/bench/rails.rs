@@ -25,6 +25,9 @@ struct RailReport {
     rail: u32,
     device: String,
     bytes: u64,
+    /// The requests that were posted again after the loss of another rail, and their bytes.
+    #[serde(skip)]
+    replayed: (u64, u64),
 }
 
 impl Rails {
@@ -35,6 +38,7 @@ impl Rails {
             rail: counters.rail,
             device: counters.device,
             bytes: counters.bytes + counters.direct_bytes,
+            replayed: (counters.replayed, counters.replayed_bytes),
         };
         Self::new(fabric.counters().into_iter().map(rail).collect())
     }
@@ -50,8 +54,11 @@ impl Rails {
 
     /// The bytes since `before`.
     pub fn since(self, before: &Self) -> Self {
-        let left =
-            |(now, before): (RailReport, &RailReport)| RailReport { bytes: now.bytes - before.bytes, ..now };
+        let left = |(now, before): (RailReport, &RailReport)| RailReport {
+            bytes: now.bytes - before.bytes,
+            replayed: (now.replayed.0 - before.replayed.0, now.replayed.1 - before.replayed.1),
+            ..now
+        };
         Self::new(self.rails.into_iter().zip(&before.rails).map(left).collect())
     }
 
@@ -111,6 +118,12 @@ impl Rails {
         table.print()
     }
 
+    /// The requests that were posted again after the loss of a rail, and their bytes.
+    pub fn replayed(&self) -> (u64, u64) {
+        let add = |sum: (u64, u64), rail: &RailReport| (sum.0 + rail.replayed.0, sum.1 + rail.replayed.1);
+        self.rails.iter().fold((0, 0), add)
+    }
+
     fn bytes(&self) -> u64 {
         self.rails.iter().map(|rail| rail.bytes).sum()
     }
@@ -140,6 +153,7 @@ mod tests {
             rail: rail as u32,
             device: "card".into(),
             bytes: *bytes,
+            replayed: (0, 0),
         };
         Rails::new(bytes.iter().enumerate().map(rail).collect())
     }

@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use super::client::RoundResults;
+use super::failing::{FailRail, RailFailure};
 use super::load::BenchLoad;
 use super::rails::Rails;
 use crate::failure::CommandResult;
@@ -49,6 +50,28 @@ pub struct BenchRow {
     is_on_gpu: bool,
     #[serde(flatten)]
     rails: Rails,
+    /// The rail of `--fail-rail`.
+    #[serde(flatten)]
+    failed: Option<FailedRail>,
+}
+
+/// The rail that was lost, and what was posted again over the others.
+#[derive(Debug, Serialize)]
+pub struct FailedRail {
+    failed_rail: String,
+    failed_after_s: f64,
+    /// The requests that were posted again, and their bytes.
+    replayed: u64,
+    replayed_bytes: u64,
+}
+
+impl FailedRail {
+    /// The failure of one rail during which `rails` carried bytes.
+    pub fn new(failure: &RailFailure, rails: &Rails) -> Self {
+        let (FailRail { device, after }, (replayed, replayed_bytes)) = (failure.rail(), rails.replayed());
+        let (failed_rail, failed_after_s) = (device.clone(), after.as_secs_f64());
+        Self { failed_rail, failed_after_s, replayed, replayed_bytes }
+    }
 }
 
 impl BenchRow {
@@ -91,7 +114,13 @@ impl BenchRow {
             cut_short: false,
             is_on_gpu: load.is_on_gpu(),
             rails,
+            failed: None,
         }
+    }
+
+    /// Sets the rail that was lost during the measurement.
+    pub fn failed_rail(self, failed: Option<FailedRail>) -> Self {
+        Self { failed, ..self }
     }
 
     /// Sets whether the measurement ended early.
@@ -125,6 +154,13 @@ impl BenchRow {
             let one = if first.is_on_gpu { "one contiguous copy" } else { "one thread's memcpy" };
             output::print_text(&format!(
                 "over 100 %: the limit is {one}, but the backend may copy with several threads"
+            ))?;
+        }
+        for failed in rows.iter().filter_map(|row| row.failed.as_ref()) {
+            let FailedRail { failed_rail, failed_after_s, replayed, replayed_bytes } = failed;
+            output::print_text(&format!(
+                "{failed_rail} was lost after {failed_after_s} s; WRs that other rails replayed: {replayed}, with \
+                 {replayed_bytes} bytes"
             ))?;
         }
         match rows {

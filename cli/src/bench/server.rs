@@ -1,5 +1,6 @@
 //! The server of a bench: holds the target regions and compares the received bytes.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use multirail::{Access, Fabric, Peer, Region, wait};
@@ -26,6 +27,10 @@ pub struct ServerArguments {
     #[arg(long, default_value = "127.0.0.1:7410", value_name = "ADDRESS")]
     listen: String,
 
+    /// Listen at this Unix socket for `multirail device`
+    #[arg(long, value_name = "PATH")]
+    admin: Option<PathBuf>,
+
     /// Give up if no client has connected within this time
     #[arg(long, value_parser = units::duration, value_name = "TIME", hide = true)]
     wait: Option<Duration>,
@@ -33,7 +38,7 @@ pub struct ServerArguments {
 
 /// Serves one client.
 pub fn run(common: &Common, arguments: &ServerArguments) -> CommandResult {
-    let fabric = common.open()?;
+    let fabric = common.open_administered(arguments.admin.as_deref())?;
     let listener = crate::connection::listen(&fabric, &arguments.listen)?;
     let address = listener.local_addr();
     match common.json {

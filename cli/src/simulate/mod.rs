@@ -3,6 +3,8 @@
 //! A card is modelled by a line rate, a request rate and a latency. The CPU cost of a request is measured in the same
 //! run, or given. The result is what the engine could send, not what a network would carry.
 
+mod fail_rails;
+mod failing_group;
 mod fairness;
 mod group;
 mod host;
@@ -97,6 +99,19 @@ pub struct SimulateArguments {
     #[arg(long, requires = "incast")]
     no_grants: bool,
 
+    /// Instead, lose this many rails in the middle of a transfer: one of each rail group in turn. Their groups' other
+    /// rails replay what was not acknowledged, once the other host has fenced the lost rails. Real memory is written
+    /// through loopback's link model, which delivers what a lost rail had sent up to 1 ms after the loss. Each
+    /// operation's target writes over its memory once the operation has ended: bytes that change it then are late bytes
+    #[arg(long, value_name = "N", conflicts_with_all = [
+        "peers", "fairness", "incast", "remote_cards", "lost_cards", "cores", "fewest_cores"])]
+    fail_rails: Option<u32>,
+
+    /// How long the other host takes to fence a rail, in µs, with --fail-rails. An EFA card needs half a second, 500000
+    #[arg(long, value_name = "US", default_value_t = 30, requires = "fail_rails",
+        value_parser = clap::value_parser!(u64).range(..=60_000_000))]
+    fence_us: u64,
+
     /// Seed of the devices' random choices
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
@@ -126,12 +141,16 @@ pub fn run(common: &Common, arguments: SimulateArguments) -> CommandResult {
         [] => SIZES.to_vec(),
         sizes => sizes.iter().map(|size| size.0).collect(),
     };
+    if sizes.iter().any(|size| *size == 0 || *size > 1 << 30) {
+        return Err(CommandFailure::new("--size must be between 1 byte and 1 GiB"));
+    }
+    if let Some(failed) = arguments.fail_rails {
+        let fence_takes = Duration::from_micros(arguments.fence_us);
+        return fail_rails::run(common, arguments.profile, &profile, failed, &sizes, cost, fence_takes);
+    }
     let cores = arguments.cores.unwrap_or(profile.groups);
     let mut rows = Vec::new();
     for size in sizes {
-        if size == 0 || size > 1 << 30 {
-            return Err(CommandFailure::new("--size must be between 1 byte and 1 GiB"));
-        }
         let row = |cores| {
             let measured = SimulatedHost::new(&profile, cores, cost, size)?.run(SPAN)?;
             CommandResult::Ok(PageSizeRow::new(arguments.profile, &profile, cores, cost, size, &measured))

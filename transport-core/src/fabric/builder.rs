@@ -1,6 +1,7 @@
 //! The settings of a fabric, and how a fabric opens with them.
 
 use std::collections::HashMap;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
@@ -70,6 +71,7 @@ pub struct FabricBuilder {
     pub(super) placement: PlacementPolicy,
     pub(super) path_policy: PathPolicy,
     pub(super) notification_memory: Option<usize>,
+    pub(super) admin_socket: Option<PathBuf>,
 }
 
 impl Default for FabricBuilder {
@@ -94,6 +96,7 @@ impl Default for FabricBuilder {
             placement: PlacementPolicy::default(),
             path_policy: PathPolicy::ANY,
             notification_memory: None,
+            admin_socket: None,
         }
     }
 }
@@ -315,10 +318,30 @@ impl FabricBuilder {
         self
     }
 
+    /// Listens at a Unix socket for programs that look at the rails, or take devices out of service and back: see
+    /// [`admin`](crate::admin). The socket's file has the mode 0600: only this user, and root, may connect. Default:
+    /// none.
+    ///
+    /// The file is removed when the fabric closes. If a process has left one behind, it is replaced. The devices are
+    /// those of this fabric; tenants open theirs anew and have no admin socket.
+    ///
+    /// [`FabricBuilder::open`] fails with `Unsupported` if the fabric is [`caller_driven`](Self::caller_driven) and has
+    /// no runtime ([`control_on`](Self::control_on)), or if the system has no Unix sockets; with `Busy` if another
+    /// process listens there; with `InvalidRequest` if the path is another kind of file or too long (108 bytes with its
+    /// end).
+    pub fn admin_socket(mut self, path: impl Into<PathBuf>) -> Self {
+        self.admin_socket = Some(path.into());
+        self
+    }
+
     /// Opens every transport and starts its workers.
     pub fn open(self) -> Result<Fabric> {
-        let tenancy = Tenancy::root(&self);
-        self.open_as(tenancy)
+        let (tenancy, admin_socket) = (Tenancy::root(&self), self.admin_socket.clone());
+        let fabric = self.open_as(tenancy)?;
+        if let Some(path) = admin_socket {
+            fabric.0.open_admin_socket(&path)?;
+        }
+        Ok(fabric)
     }
 
     pub(super) fn open_as(self, tenancy: Tenancy) -> Result<Fabric> {
@@ -380,6 +403,8 @@ impl FabricBuilder {
             notifier: OnceLock::new(),
             // Held by the rails that may touch the memory, if there are any.
             retained: Arc::downgrade(&retained),
+            #[cfg(unix)]
+            admin_socket: Mutex::new(None),
             closed: AtomicBool::new(false),
         });
         let (weak, on_stall) = (Arc::downgrade(&fabric), self.on_stall);
@@ -423,6 +448,11 @@ impl FabricBuilder {
         if self.max_operations == 0 || self.max_operations > MAX_OPERATIONS {
             let asked = self.max_operations;
             return refuse(format!("max_operations {asked}; 1 to {MAX_OPERATIONS} are allowed"));
+        }
+        if self.admin_socket.is_some() && self.caller_driven && self.control.is_none() {
+            let why = "a caller-driven fabric serves no admin socket without a runtime; give it one by control_on, or let \
+                       workers drive it";
+            return Err(Error::new(ErrorKind::Unsupported, "open", why));
         }
         if self.stall_after.is_zero() {
             return refuse("stall_after is zero; take Duration::MAX to turn the stall monitor off".into());

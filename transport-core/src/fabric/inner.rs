@@ -1,14 +1,19 @@
 //! The state that the clones of a fabric share, and how a fabric closes.
 
 use std::collections::HashMap;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
+#[cfg(unix)]
+use super::admin_service::AdminService;
 use super::group::Group;
 use super::placement::PlacementPolicy;
 use super::transport::Transport;
 use super::{lock, tenant};
+#[cfg(unix)]
+use crate::admin::SocketFile;
 use crate::control::{Bootstrap, ControlSettings, ControlThread, HandshakeLimiter, Identity, TaskTracker};
 use crate::engine::index::{IndexVec, TransportIndex};
 use crate::engine::memory::RetainedMemory;
@@ -46,6 +51,9 @@ pub(crate) struct FabricInner {
     pub(super) notifier: OnceLock<Notifier>,
     /// The memory of dropped regions, as long as a rail may touch it.
     pub(super) retained: Weak<RetainedMemory>,
+    /// The file of the admin socket, if there is one. Removed at the close.
+    #[cfg(unix)]
+    pub(super) admin_socket: Mutex<Option<SocketFile>>,
     pub(super) closed: AtomicBool,
 }
 
@@ -177,6 +185,22 @@ impl FabricInner {
         Ok(thread)
     }
 
+    /// Listens at the admin socket.
+    #[cfg(unix)]
+    pub(super) fn open_admin_socket(self: &Arc<Self>, path: &Path) -> Result<()> {
+        let spawner = self.control_thread("open")?.spawner();
+        let (file, listener) = SocketFile::listen(path)?;
+        *lock(&self.admin_socket) = Some(file);
+        spawner.spawn(AdminService::new(Arc::downgrade(self)).serve(spawner.clone(), listener));
+        Ok(())
+    }
+
+    #[cfg(not(unix))]
+    pub(super) fn open_admin_socket(self: &Arc<Self>, path: &Path) -> Result<()> {
+        let why = format!("{}: this system has no Unix sockets", path.display());
+        Err(Error::new(ErrorKind::Unsupported, "open the admin socket", why))
+    }
+
     pub(crate) fn check_open(&self, operation: &'static str) -> Result<()> {
         if self.closed.load(Ordering::Acquire) {
             return Err(Error::new(ErrorKind::Closed, operation, "the fabric was closed"));
@@ -196,6 +220,8 @@ impl FabricInner {
         if self.closed.swap(true, Ordering::AcqRel) {
             return;
         }
+        #[cfg(unix)]
+        drop(lock(&self.admin_socket).take());
         self.close_tenants();
         let peers: Vec<_> = lock(&self.peers).drain().map(|(_, peer)| peer).collect();
         peers.iter().for_each(|peer| peer.0.context.session.goodbye());

@@ -1,5 +1,7 @@
 //! A fabric: the transports opened together, their engines, peers and regions.
 
+#[cfg(unix)]
+mod admin_service;
 mod admission;
 mod builder;
 mod core_reservation;
@@ -27,9 +29,10 @@ pub(crate) use transport::Transport;
 pub use transport::TransportInfo;
 pub use workers::{Pinning, Workers};
 
+use crate::admin::{RailState, RailStatus};
 use crate::control;
 use crate::engine::memory::{RegionInner, RegionSetup};
-use crate::engine::{Control, EngineHandle, RailCounters, StepReport, drain_answer};
+use crate::engine::{Control, EngineHandle, RailCounters, RailCounts, StepReport, drain_answer};
 use crate::notifications::{NotificationInbox, Notifier, Outbox};
 use crate::pool::RecvPool;
 use crate::spi::Flushes;
@@ -342,6 +345,22 @@ impl Fabric {
         let rails = self.rails_of(device, "restore_device")?;
         rails.into_iter().for_each(|(engine, rail)| engine.control(Control::RestoreRail { rail }));
         Ok(())
+    }
+
+    /// The state and the counters of every rail.
+    pub(crate) fn rail_status(&self) -> Vec<RailStatus> {
+        let groups = self.0.data_transports().flat_map(|transport| {
+            transport
+                .groups
+                .iter()
+                .flat_map(|group| group.engine.counts.iter().zip(transport.counters_of(group)))
+        });
+        let state = |counts: &RailCounts| match (counts.is_lost(), counts.is_retired()) {
+            (true, _) => RailState::Lost,
+            (false, true) => RailState::OutOfService,
+            (false, false) => RailState::InService,
+        };
+        groups.map(|(counts, counters)| RailStatus { state: state(counts), counters }).collect()
     }
 
     /// The rails of a device: their engines, and their positions in these. A device may belong to several transports.
