@@ -477,6 +477,95 @@ fn the_initiator_is_killed_during_the_fence() {
     _ = run_seeds(Fault::InitiatorKilledDuringFence, 0.0);
 }
 
+/// Runs until an operation ends.
+fn result(hosts: &Hosts, op: &mut Op) -> multirail::Result<Outcome> {
+    loop {
+        if let Some(result) = op.try_result() {
+            return result;
+        }
+        assert!(hosts.turn(Time::ZERO.after(DEADLINE * 2)), "the operation hangs");
+    }
+}
+
+#[test]
+fn who_wants_no_replay_gets_an_error() {
+    let lost = vec![(1, Time::from_nanos(20_000))];
+    let hosts = Hosts::new(4, 1, LinkModel { lose_devices_at: lost, ..LinkModel::p5() }, LinkModel::p5(), 0);
+    let options = WriteOptions::new().no_replay().deadline(DEADLINE);
+    let pages = Pages::new((0..PAGES).rev().collect::<Vec<_>>());
+    let write =
+        || hosts.to_target.write_pages_with(&hosts.source, &pages, &hosts.remote, &pages, PAGE, &options);
+    assert_eq!(result(&hosts, &mut write().unwrap()).unwrap_err().kind(), ErrorKind::DeviceLost);
+    assert!(hosts.fabrics[0].as_ref().unwrap().counters().iter().all(|rail| rail.replayed == 0));
+    // The other cards carry the next one.
+    result(&hosts, &mut write().unwrap()).unwrap();
+}
+
+/// Messages go over the first rail. While its path is broken they wait, until their deadline.
+#[test]
+fn a_message_waits_for_its_rail() {
+    let path = BrokenPath { device: 0, peer: None, from: Time::ZERO, until: Time::ZERO.after(DEADLINE / 2) };
+    let link = LinkModel {
+        broken_paths: vec![path],
+        path_errors_after: Some(Duration::from_micros(50)),
+        ..LinkModel::p5()
+    };
+    let hosts = Hosts::new(4, 1, link, LinkModel::p5(), 0);
+    let [target, initiator] = [1, 0].map(|side| hosts.fabrics[side].as_ref().unwrap());
+    let (into, from) =
+        (target.alloc(PAGE, Access::LOCAL).unwrap(), initiator.alloc(PAGE, Access::LOCAL).unwrap());
+    let send =
+        |deadline| hosts.to_target.send_with(&from, 0..PAGE, &SendOptions::new().deadline(deadline)).unwrap();
+    // Nobody knows whether the first one has arrived.
+    let first = result(&hosts, &mut send(DEADLINE)).unwrap_err();
+    assert_eq!(first.kind(), ErrorKind::Unreachable, "{first}");
+    let late = result(&hosts, &mut send(DEADLINE / 10)).unwrap_err();
+    assert_eq!(late.kind(), ErrorKind::DeadlineExceeded, "{late}");
+    assert!(hosts.now() < path.until);
+    let mut receive = target.recv(&into, 0..PAGE).unwrap();
+    result(&hosts, &mut send(DEADLINE)).unwrap();
+    result(&hosts, &mut receive).unwrap();
+    assert!(hosts.now() >= path.until);
+}
+
+/// All paths are broken for a while: operations wait for one, also those that begin meanwhile.
+#[test]
+fn operations_wait_for_a_path() {
+    let until = Time::ZERO.after(DEADLINE / 2);
+    let broken = |device| BrokenPath { device, peer: None, from: Time::from_nanos(10_000), until };
+    let link = LinkModel {
+        broken_paths: (0..4).map(broken).collect(),
+        path_errors_after: Some(Duration::from_micros(50)),
+        late_after: Duration::from_micros(300),
+        ..LinkModel::p5()
+    };
+    let hosts = Hosts::new(4, 1, link, LinkModel::p5(), 0);
+    let mut random = fastrand::Rng::with_seed(0);
+    let mut running: Vec<_> =
+        (0..4).map(|number| hosts.start(number, Kind::Pages, Some(number as u32), &mut random)).collect();
+    while hosts.now() < Time::ZERO.after(Duration::from_millis(1)) {
+        hosts.turn(Time::ZERO.after(Duration::from_millis(1)));
+    }
+    running.extend((4..OPS).map(|number| {
+        let kind = [Kind::Pages, Kind::Single, Kind::PerWr, Kind::Read][number - 4];
+        hosts.start(number, kind, (kind != Kind::Read).then_some(number as u32), &mut random)
+    }));
+    let options = WriteOptions::new().deadline(DEADLINE / 10);
+    let mut late = hosts.to_target.write_with(&hosts.source, 0..PAGE, &hosts.remote, 0, &options).unwrap();
+    assert_eq!(result(&hosts, &mut late).unwrap_err().kind(), ErrorKind::DeadlineExceeded);
+    assert!(hosts.now() < until);
+    let mut results = Vec::new();
+    for running in &mut running {
+        let ended = result(&hosts, running.op.as_mut().unwrap());
+        hosts.check(running, &ended);
+        results.push((running.imm, running.kind, ended));
+    }
+    assert!(hosts.now() >= until);
+    let failed = results.iter().filter(|(.., result)| result.is_err()).count();
+    assert_eq!(failed, 0, "{results:?}");
+    check_imms(&hosts, &results);
+}
+
 /// The test of this test: if the target says that it has fenced a rail, and has not, bytes land after their operation.
 #[test]
 fn a_target_that_does_not_fence_is_found_out() {

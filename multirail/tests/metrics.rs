@@ -50,6 +50,8 @@ fn counters_are_published_with_labels_when_asked() {
             ("taken_over", rail.taken_over),
             ("replayed", rail.replayed),
             ("replayed_bytes", rail.replayed_bytes),
+            ("paths_broken", rail.paths_broken),
+            ("paths_mended", rail.paths_mended),
         ] {
             let key = (format!("multirail_rail_{name}_total"), rail.rail.to_string());
             assert_eq!(found[&key], DebugValue::Counter(value), "{key:?}");

@@ -100,6 +100,8 @@ class _RailCounters(TypedDict):
     taken_over: int
     replayed: int
     replayed_bytes: int
+    paths_broken: int
+    paths_mended: int
 
 @type_check_only
 class _Backend(TypedDict):

@@ -257,6 +257,8 @@ impl Fabric {
                 ("taken_over", rail.taken_over),
                 ("replayed", rail.replayed),
                 ("replayed_bytes", rail.replayed_bytes),
+                ("paths_broken", rail.paths_broken),
+                ("paths_mended", rail.paths_mended),
             ];
             numbers.into_iter().try_for_each(|(name, number)| row.set_item(name, number))?;
             Ok(row)

@@ -335,7 +335,7 @@ fn rails(peer: &PeerInner, link: &Link, work: &Work, at_once: bool) -> Result<Ve
         let engine = &link.engine;
         let plans = &mut plans[engine.first_rail..][..link.rails.len()];
         let weight = |(plan, paired): (&RailPlan, &Option<PairedRail>)| match (plan.unusable, paired) {
-            (None, Some(paired)) => paired.weight,
+            (None, Some(paired)) => u32::try_from(paired.capacity.load(Relaxed)).unwrap_or(u32::MAX),
             _ => 0,
         };
         let weights: Vec<_> = plans.iter().zip(&link.rails).map(weight).collect();
@@ -358,9 +358,10 @@ fn blank<'a>(link: &'a Link, work: &'a Work) -> impl Iterator<Item = RailPlan> +
     let (engine, transport) = (&link.engine, link.engine.transport);
     let unusable = move |index: usize| {
         let rail = engine.first_rail + index;
-        match link.rails[index] {
+        match &link.rails[index] {
             None => Some("the peer has no rail for it"),
             Some(_) if engine.counts[index].is_lost() => Some("its device is lost"),
+            Some(paired) if paired.capacity.load(Relaxed) == 0 => Some("its path to the peer is broken"),
             Some(_) if !work.is_local_on(transport, rail) => Some("the local region is not on it"),
             Some(_) if !work.is_remote_on(rail) => Some("the region is not on it"),
             Some(_) => None,

@@ -34,6 +34,8 @@ pub struct WriteOptions {
     pub trigger: Option<Trigger>,
     /// The paths that the bytes may take, of those that the fabric and the peer allow.
     pub path_policy: PathPolicy,
+    /// Whether requests are never posted a second time: [`WriteOptions::no_replay`].
+    pub no_replay: bool,
     /// Bytes for the target, once the operation has succeeded. Behind a thin pointer, because options are moved a lot.
     pub(crate) notification: Option<Arc<Vec<u8>>>,
 }
@@ -46,6 +48,7 @@ impl WriteOptions {
         locality: Locality::Auto,
         trigger: None,
         path_policy: PathPolicy::ANY,
+        no_replay: false,
         notification: None,
     };
 
@@ -84,6 +87,14 @@ impl WriteOptions {
         self
     }
 
+    /// Posts no request a second time. If a device is lost, or a path to the peer, other rails then carry only what was
+    /// not posted, and the operation ends with `DeviceLost` or `Unreachable` if anything was: once nothing of it can
+    /// arrive any more. By default other rails post such requests again.
+    pub fn no_replay(mut self) -> Self {
+        self.no_replay = true;
+        self
+    }
+
     /// Begins the operation once `signal` has reached `value`: see [`Trigger`]. A CUDA stream or a kernel may write the
     /// signal.
     ///
@@ -117,6 +128,7 @@ impl WriteOptions {
             imm: self.imm,
             imm_mode: self.imm_mode,
             locality: self.locality,
+            no_replay: self.no_replay,
             device_memory: local.0.device_memory_mask != 0 || remote.0.device_memory,
             ..Work::of(WorkKind::Write, shape)
         }
@@ -135,6 +147,8 @@ pub struct ReadOptions {
     pub trigger: Option<Trigger>,
     /// The paths that the bytes may take, of those that the fabric and the peer allow.
     pub path_policy: PathPolicy,
+    /// Whether requests are never posted a second time: [`WriteOptions::no_replay`].
+    pub no_replay: bool,
     /// As in [`WriteOptions`].
     pub(crate) notification: Option<Arc<Vec<u8>>>,
 }
@@ -163,6 +177,12 @@ impl ReadOptions {
         self
     }
 
+    /// As [`WriteOptions::no_replay`].
+    pub fn no_replay(mut self) -> Self {
+        self.no_replay = true;
+        self
+    }
+
     /// Begins the operation once `signal` has reached `value`: see [`WriteOptions::when`].
     pub fn when(mut self, signal: Arc<dyn Signal>, value: u32) -> Self {
         self.trigger = Some(Trigger::new(signal, value));
@@ -183,6 +203,7 @@ impl ReadOptions {
             locality: self.locality,
             trigger: self.trigger.clone(),
             path_policy: self.path_policy,
+            no_replay: self.no_replay,
             notification: self.notification.clone(),
             ..WriteOptions::DEFAULT
         }

@@ -95,6 +95,8 @@ impl Fabric {
             counter!("multirail_rail_taken_over_total", &labels).absolute(rail.taken_over);
             counter!("multirail_rail_replayed_total", &labels).absolute(rail.replayed);
             counter!("multirail_rail_replayed_bytes_total", &labels).absolute(rail.replayed_bytes);
+            counter!("multirail_rail_paths_broken_total", &labels).absolute(rail.paths_broken);
+            counter!("multirail_rail_paths_mended_total", &labels).absolute(rail.paths_mended);
         }
         gauge!("multirail_peers").set(lock(&self.0.peers).len() as f64);
     }

@@ -376,7 +376,8 @@ impl ActiveOp {
     /// Whether requests of the current stage may be posted again over another rail, once nothing of them can arrive any
     /// more. Also true if the operation has failed and posts nothing any more.
     pub fn may_repeat(&self) -> bool {
-        self.stage == Stage::Imm || self.may_change_rails() || self.error.is_some()
+        let may_repeat = self.stage == Stage::Imm || self.may_change_rails();
+        may_repeat && !self.work.no_replay || self.error.is_some()
     }
 
     /// Whether pieces that are not posted may wait for a rail.

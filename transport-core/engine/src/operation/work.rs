@@ -42,6 +42,8 @@ pub struct Work {
     pub imm: Option<u32>,
     pub imm_mode: ImmMode,
     pub locality: Locality,
+    /// Whether no request is posted a second time after a device or a path was lost.
+    pub no_replay: bool,
     /// The local or the remote memory is device memory that the CPU cannot address: posting copies no bytes.
     pub device_memory: bool,
 }
@@ -60,6 +62,7 @@ impl Work {
             imm: None,
             imm_mode: ImmMode::Last,
             locality: Locality::Auto,
+            no_replay: false,
             device_memory: false,
         }
     }
