@@ -257,8 +257,10 @@ impl Peers {
             let why = "the endpoint to which the peer has sent before stays open";
             return Err(Error::new(ErrorKind::Unsupported, "lift a fence", why));
         }
-        table.fences.retain(|fence| fence.slot != slot);
-        self.mark_changed();
+        if fence.is_some() {
+            table.fences.retain(|fence| fence.slot != slot);
+            self.mark_changed();
+        }
         Ok(())
     }
 

@@ -62,7 +62,7 @@ pub(crate) fn is_unreachable(code: c_int) -> bool {
 /// `EFA_IO_COMP_STATUSES`), to an error number of libfabric.
 ///
 /// libfabric's own mapping differs between versions: 1.17 maps every status to FI_EIO. Numbers that are no status of a
-/// card are the provider's own. All but two of them (see 13 below) keep libfabric's error, `otherwise`.
+/// card are the provider's own. All but three of them (13 and 4100 below) keep libfabric's error, `otherwise`.
 pub(crate) fn card_error(status: c_int, otherwise: c_int) -> c_int {
     let error = match status {
         // Flushed; internal error of the queue pair. The queue pair does not work any more: this side cancels nothing.
@@ -78,6 +78,9 @@ pub(crate) fn card_error(status: c_int, otherwise: c_int) -> c_int {
         // this side; the peer never responded. From 1.21 on the provider reports 13 by two numbers of its own
         // (`FI_EFA_ERR_*_RECV_UNRESP`): one for a peer that had answered the handshake, one for a peer that had not.
         4 | 9 | 10 | 13 | 14 | 15 | 4124 | 4126 => sys::FI_EHOSTUNREACH,
+        // The card refuses a packet (`FI_EFA_ERR_PKT_POST`), as it does just before the provider notices that it is
+        // lost. The peer is not reached this way.
+        4100 => sys::FI_EHOSTUNREACH,
         _ => return otherwise,
     };
     error as c_int

@@ -47,6 +47,8 @@ enum Fault {
     PathLost,
     /// The path over one device breaks and works again, several times.
     PathFlaps,
+    /// The paths over all devices do that, each at its own times.
+    AllPathsFlap,
     /// As `PathFlaps`, and another device is lost meanwhile.
     FlapsAndLost,
     /// The target's answer takes so long. Operations end by their deadline.
@@ -280,6 +282,10 @@ fn run(fault: Fault, seed: u64, is_fenced: bool, tally: &mut Tally) {
         Fault::PathLost | Fault::PathFlaps => {
             initiator = LinkModel { broken_paths, path_errors_after, ..link.clone() };
         }
+        Fault::AllPathsFlap => {
+            let broken_paths = (0..devices).flat_map(|device| breaks_of(device, 3, random.fork())).collect();
+            initiator = LinkModel { broken_paths, path_errors_after, ..link.clone() };
+        }
         Fault::FlapsAndLost => {
             lost[0].0 = (number + 1) % devices;
             initiator.lose_devices_at.clone_from(&lost);
@@ -446,6 +452,11 @@ fn a_lost_path_costs_no_transfer() {
 fn a_path_that_flaps_costs_no_transfer() {
     let tally = run_seeds(Fault::PathFlaps, 0.9);
     println!("{} paths were used again", tally.mended);
+}
+
+#[test]
+fn paths_that_all_flap_cost_no_transfer() {
+    _ = run_seeds(Fault::AllPathsFlap, 0.7);
 }
 
 #[test]

@@ -20,7 +20,7 @@ use crate::engine::flow_control::WireGrant;
 use crate::engine::index::{GroupIndex, TransportIndex};
 use crate::engine::peer::{FenceRequest, Link, PairedRail, PeerState};
 use crate::fabric::FabricInner;
-use crate::spi::{Connector, FenceReply, PeerSlot};
+use crate::spi::{Connector, FenceKind, FenceReply, PeerSlot};
 use crate::{
     Access, Descriptor, Error, ErrorKind, Fabric, ImmCounter, Op, PathPolicy, PeerId, Region,
     RemoteCatalogue, RemoteRegion, Result,
@@ -438,24 +438,24 @@ impl Peer {
         let is_meant =
             |(rail, pair): &(usize, &PairedRail)| *rail == request.rail() && pair.slot == request.slot();
         let Some((_, pair)) = link.pairs().find(is_meant) else { return };
-        let lift = request.lifts();
+        let kind = request.kind();
         let reply = Box::new(|result| request.answer(result));
         match self.in_process_peer() {
             // An error would mean that the pair is unknown, but both sides have the same pairs.
-            Some(other) => drop(other.fence(&link.label, pair.pair, lift, reply)),
-            None => self.0.context.session.request_fence(&link.label, pair.pair, lift, reply),
+            Some(other) => drop(other.fence(&link.label, pair.pair, kind, reply)),
+            None => self.0.context.session.request_fence(&link.label, pair.pair, kind, reply),
         }
     }
 
-    /// Lets nothing arrive any more of what the peer has posted over a pair of rails; or, with `lift`, lets requests
-    /// arrive again. `reply` gets the answer; it is dropped if the peer is gone.
+    /// Lets nothing arrive any more of what the peer has posted over a pair of rails; or lets requests arrive
+    /// again. `reply` gets the answer; it is dropped if the peer is gone.
     ///
     /// # Errors
     /// `Protocol` if there is no such pair.
-    pub(crate) fn fence(&self, label: &str, pair: u16, lift: bool, reply: FenceReply) -> Result<()> {
+    pub(crate) fn fence(&self, label: &str, pair: u16, kind: FenceKind, reply: FenceReply) -> Result<()> {
         let (link, rail, pair) = self.find_pair(label, pair, "fence")?;
         let (peer, slot) = (self.0.id, pair.slot);
-        link.engine.control(Control::Fence { rail, slot, link: link.index, peer, lift, reply });
+        link.engine.control(Control::Fence { rail, slot, link: link.index, peer, kind, reply });
         Ok(())
     }
 
@@ -498,8 +498,8 @@ impl SessionPeer for Peer {
         self.note_followed(label, pair, answer)
     }
 
-    fn fence(&self, label: &str, pair: u16, lift: bool, reply: FenceReply) -> Result<()> {
-        self.fence(label, pair, lift, reply)
+    fn fence(&self, label: &str, pair: u16, kind: FenceKind, reply: FenceReply) -> Result<()> {
+        self.fence(label, pair, kind, reply)
     }
 
     fn closed(&self) -> impl Future<Output = Error> + Send + Unpin {

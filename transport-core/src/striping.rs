@@ -65,9 +65,14 @@ impl<'a> Shares<'a> {
         if shares == 1 {
             return Ok(Self::One(chosen.next().map_or(link, |(link, _)| link)));
         }
-        let whole: u64 = chosen.clone().map(|(_, capacity)| capacity).sum();
+        // Engines change the capacities meanwhile, so each is read once from here on.
+        let chosen: Vec<_> = chosen.collect();
+        let whole: u64 = chosen.iter().map(|(_, capacity)| *capacity).sum();
+        if whole == 0 {
+            return Ok(Self::One(link));
+        }
         let mut from = 0;
-        let parts = chosen.map(|(link, capacity)| {
+        let parts = chosen.into_iter().map(|(link, capacity)| {
             let pieces = work.shape.part(work.pieces, from, from + capacity, whole);
             from += capacity;
             (link, pieces)

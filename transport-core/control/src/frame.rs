@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use multirail_spi::{Error, ErrorKind, FenceReport, Result, WireGrant};
+use multirail_spi::{Error, ErrorKind, FenceKind, FenceReport, Result, WireGrant};
 
 /// The authentication code of a proof.
 pub type Code = [u8; 32];
@@ -168,8 +168,8 @@ pub enum Frame {
         transport: String,
         /// The number of the pair.
         pair: u16,
-        /// Whether this lifts an earlier fence.
-        lift: bool,
+        /// Why, or whether this lifts an earlier fence.
+        kind: FenceKind,
     },
     /// Answers `Fence`.
     Fenced {

@@ -6,7 +6,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Instant;
 
-use multirail_spi::{Error, FenceReply, Result, WireGrant};
+use multirail_spi::{Error, FenceKind, FenceReply, Result, WireGrant};
 
 use crate::bootstrap::Bootstrap;
 use crate::frame::{Identity, LinkReport, TransportOffer};
@@ -121,13 +121,13 @@ pub trait SessionPeer: Clone + Send + Sync + 'static {
     /// `Protocol`, and the errors of the backend.
     fn note_followed(&self, label: &str, pair: u16, answer: &[u8]) -> Result<()>;
 
-    /// Lets nothing arrive any more of what the peer has posted over a pair of rails; or, with `lift`, lets requests
-    /// arrive again. `reply` gets the answer, from another thread or before the call returns. It is dropped if the peer
+    /// Lets nothing arrive any more of what the peer has posted over a pair of rails; or lets requests arrive
+    /// again. `reply` gets the answer, from another thread or before the call returns. It is dropped if the peer
     /// is closed.
     ///
     /// # Errors
     /// `Protocol` if there is no such pair.
-    fn fence(&self, label: &str, pair: u16, lift: bool, reply: FenceReply) -> Result<()>;
+    fn fence(&self, label: &str, pair: u16, kind: FenceKind, reply: FenceReply) -> Result<()>;
 
     /// Resolves to the close reason when the peer is closed.
     fn closed(&self) -> impl Future<Output = Error> + Send + Unpin;

@@ -8,7 +8,7 @@ use super::peer::PeerState;
 use super::rail::PoolPart;
 use super::{DrainReply, Snapshot, Work};
 use crate::op::OpId;
-use crate::spi::{FenceReply, FenceReport, PeerSlot};
+use crate::spi::{FenceKind, FenceReply, FenceReport, PeerSlot};
 use crate::{Error, PeerId, Result, Time, Trigger};
 
 /// A checked operation for the engine. A plain value, never boxed.
@@ -56,11 +56,18 @@ pub enum Control {
     RenewGrant { link: u32, peer: PeerId },
     /// A [`PeerProbe`](super::peer::PeerProbe) has ended.
     ProbeEnded { link: u32, peer: PeerId },
-    /// The peer asks this side to fence a slot of a link: what the peer has posted there must not arrive any more. Or,
-    /// with `lift`, the peer wants to send there again.
-    Fence { rail: usize, slot: PeerSlot, link: u32, peer: PeerId, lift: bool, reply: FenceReply },
+    /// The peer asks this side to fence a slot of a link: what the peer has posted there must not arrive any more. Or
+    /// the peer wants to send there again.
+    Fence { rail: usize, slot: PeerSlot, link: u32, peer: PeerId, kind: FenceKind, reply: FenceReply },
     /// A [`FenceRequest`](super::peer::FenceRequest) has ended.
-    Fenced { rail: usize, slot: PeerSlot, link: u32, peer: PeerId, lift: bool, result: Result<FenceReport> },
+    Fenced {
+        rail: usize,
+        slot: PeerSlot,
+        link: u32,
+        peer: PeerId,
+        kind: FenceKind,
+        result: Result<FenceReport>,
+    },
     /// A [`Timer`](super::timers::Timer) was set.
     Timer { at: Time },
     /// A dump needs a snapshot. The channel has room for one; the engine never waits for it.

@@ -4,15 +4,14 @@
 // Over 800 lines: one of three files with `Engine`'s methods. (The limit is that of `ci/file-sizes`.)
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use super::event_hash::HashedEvent;
 use super::operation::{ActiveOp, Stage};
 use super::peer::{
-    ArrivalKind, BrokenPath, Comeback, FenceRequest, GOOD_PROBES, LinkState, LostImms, PathProbe, PathProbes,
-    PeerProbe, SlotLink, UnconfirmedFailure,
+    ArrivalKind, BrokenPath, Comeback, FenceKind, FenceRequest, GOOD_PROBES, LinkState, LostImms,
+    MAX_REFUSED_PROBES, PathProbe, PathProbes, PeerProbe, SlotLink, UnconfirmedFailure,
 };
-use super::rail::{MAX_RUN, PostedPiece, RECEIVE_RAIL, speeds};
+use super::rail::{FULL_SPEED, MAX_RUN, PostedPiece, RECEIVE_RAIL, speeds};
 use super::snapshot::RecentFailures;
 use super::trace::{TraceEvent, peer_number};
 use super::{DrainReply, Engine, Rail, Work};
@@ -23,9 +22,6 @@ use crate::{Error, ErrorKind, Outcome, PeerId, Result, Time};
 /// How often one step polls a rail at most for one fence. These polls take what has arrived before the fence is
 /// answered.
 const MAX_POLLS_PER_FENCE: usize = 64;
-
-/// The engine forgets the speed of a rail that has not been measured for so long.
-const SPEED_AGE: Duration = Duration::from_millis(50);
 
 impl Engine {
     // ---- polling ----
@@ -340,6 +336,11 @@ impl Engine {
                 self.fail_op(op, error.clone());
             }
             self.rails[rail].queue.remove(link, op);
+            if let Some(active) = &mut self.active[op as usize]
+                && !active.rails[rail].is_handed_over
+            {
+                active.rails[rail].queued = false;
+            }
         }
         if self.rails[rail].lost.is_none() {
             self.rails[rail].endpoint.abort(slot);
@@ -351,7 +352,8 @@ impl Engine {
             }
         }
         if let Some(Some(state)) = self.links.get(link as usize) {
-            let request = FenceRequest::new(Arc::clone(&self.handle), (rail, slot), link, peer, false);
+            let asks = self.fence_kind(rail);
+            let request = FenceRequest::new(Arc::clone(&self.handle), (rail, slot), link, peer, asks);
             state.peer.context.fence_wanted(self.handle.group, request);
         }
     }
@@ -375,21 +377,35 @@ impl Engine {
             return;
         };
         for slot in state.slots_that_only_receive(rail) {
+            let asks = self.fence_kind(rail);
             let request =
-                FenceRequest::new(Arc::clone(&self.handle), (rail, slot), link, state.peer.id, false);
+                FenceRequest::new(Arc::clone(&self.handle), (rail, slot), link, state.peer.id, asks);
             state.peer.context.fence_wanted(self.handle.group, request);
         }
     }
 
-    /// The peer has lost its device at the other end of a slot, or its path from there.
-    pub(super) fn on_peer_path_lost(&mut self, rail: usize, link: u32, slot: PeerSlot) {
+    /// The peer has lost its path from the other end of a slot, or its device there (`is_device_lost`): then the path
+    /// does not come back.
+    pub(super) fn on_peer_path_lost(&mut self, rail: usize, link: u32, slot: PeerSlot, is_device_lost: bool) {
         let Some(Some(state)) = self.links.get(link as usize) else { return };
         if state.send_slots[rail] == Some(slot) {
             let (transport, device) = (&self.handle.label, &self.handle.devices[rail]);
             let peer = state.peer.id.number();
             tracing::warn!(%transport, %device, peer, "the peer has lost its device or its path: other rails go on");
-            let why = format!("the peer's device behind rail {} is lost", self.rail_number(rail));
-            self.break_path(rail, link, &Error::new(ErrorKind::DeviceLost, "poll", why));
+            let (kind, why) = match is_device_lost {
+                true => (ErrorKind::DeviceLost, "the peer's device behind it is lost"),
+                false => (ErrorKind::Unreachable, "the peer has lost its path over it"),
+            };
+            let why = format!("rail {}: {why}", self.rail_number(rail));
+            self.break_path(rail, link, &Error::new(kind, "poll", why));
+        }
+        let Some(Some(state)) = self.links.get_mut(link as usize) else { return };
+        if let Some(path) = state.broken_path(rail).filter(|path| path.slot == slot && is_device_lost) {
+            path.stays_broken = true;
+            if path.comeback != Comeback::Unsettled {
+                path.comeback = Comeback::Never;
+            }
+            self.fail_unreached(link);
         }
     }
 
@@ -434,10 +450,12 @@ impl Engine {
         let Some(Some(state)) = self.links.get(link as usize) else { return false };
         let may_return = |path: &BrokenPath| {
             path.comeback != Comeback::Never
+                && !path.stays_broken
                 && self.rails[path.rail].lost.is_none()
+                && self.rails[path.rail].domain.capabilities().fences
                 && (kind != WorkKind::Send || path.rail == RECEIVE_RAIL)
         };
-        self.heals() && !state.has_failed && state.broken_paths().iter().any(may_return)
+        !state.has_failed && state.broken_paths().iter().any(may_return)
     }
 
     /// Looks for paths that make no progress, while the same peer answers over another one. Returns their number.
@@ -449,10 +467,18 @@ impl Engine {
             if this.lost.is_some() {
                 continue;
             }
-            let (oldest, least) = (this.inflight.oldest(), this.least_stuck_limit());
+            // A message may wait for the peer's receive.
+            let is_no_message = |op: u32| {
+                self.active[op as usize].as_ref().is_some_and(|active| active.work.kind != WorkKind::Send)
+            };
+            let (oldest, least) = (this.inflight.oldest(is_no_message), this.least_stuck_limit());
             let Some(stuck) = this.watch.look(oldest.map(|(run, _)| run), now, least) else { continue };
-            let link = oldest.and_then(|(_, op)| self.active[op as usize].as_ref()).map(|active| active.link);
-            let Some(link) = link.filter(|_| stuck.span * 2 >= stuck.limit) else { continue };
+            let active = oldest.and_then(|(_, op)| self.active[op as usize].as_ref());
+            let Some(link) = active.map(|active| active.link) else { continue };
+            let has_failed = self.links[link as usize].as_ref().is_none_or(|state| state.has_failed);
+            if has_failed || stuck.span * 2 < stuck.limit {
+                continue;
+            }
             // A peer that has answered lately over another rail would have answered over this one too.
             let lately = stuck.since.after(stuck.limit / 2);
             if !self.has_answered_since(link, lately) {
@@ -467,10 +493,6 @@ impl Engine {
                 broken += 1;
             }
         }
-        let forget = |rail: &mut Rail| usize::from(rail.meter.forget_old(now, SPEED_AGE));
-        if self.rails.iter_mut().map(forget).sum::<usize>() > 0 {
-            self.update_speeds();
-        }
         broken
     }
 
@@ -483,9 +505,7 @@ impl Engine {
 
     /// Whether a request to the peer of a link has ended well since then.
     fn has_answered_since(&self, link: u32, since: Time) -> bool {
-        let of_link = || self.active.iter().flatten().filter(|active| active.link == link);
-        let state = self.links[link as usize].as_ref();
-        state.is_some_and(|state| state.last_success > since) || of_link().any(|op| op.ended_at > since)
+        self.links[link as usize].as_ref().is_some_and(|state| state.last_success > since)
     }
 
     /// Finds out whether the peer of a link answers over another rail than one that is stuck.
@@ -516,6 +536,7 @@ impl Engine {
             return;
         };
         let report = path.fenced.clone().and_then(Result::ok);
+        let may_return = may_return && !path.stays_broken;
         path.comeback = Comeback::Never;
         if let Some(report) = report {
             state.set_sent_imms(rail, report.imms);
@@ -551,9 +572,15 @@ impl Engine {
             return;
         };
         path.comeback = Comeback::Never;
-        let request = FenceRequest::new(Arc::clone(&self.handle), (rail, path.slot), link, peer.id, false);
+        let asks = FenceKind::DeviceLost;
+        let request = FenceRequest::new(Arc::clone(&self.handle), (rail, path.slot), link, peer.id, asks);
         peer.context.fence_wanted(self.handle.group, request);
         self.fail_unreached(link);
+    }
+
+    /// Why this side asks for a fence of a pair with this rail.
+    fn fence_kind(&self, rail: usize) -> FenceKind {
+        if self.rails[rail].lost.is_some() { FenceKind::DeviceLost } else { FenceKind::PathLost }
     }
 
     /// Lifts the fences that peers want lifted, once this side has settled what it had posted over the same pair.
@@ -600,7 +627,7 @@ impl Engine {
         match result {
             Ok(()) => {
                 let next = now.after(pause);
-                path.comeback = Comeback::Probing { good: 0, next, is_under_way: false };
+                path.comeback = Comeback::Probing { good: 0, refused: 0, next, is_under_way: false };
                 self.next_deadline = self.next_deadline.min(next);
                 context.context.endpoint_changed(self.handle.group, rail);
             }
@@ -645,23 +672,30 @@ impl Engine {
             Comeback::Waiting { .. } => {
                 path.comeback = Comeback::Asked;
                 let slot = (rail, path.slot);
-                let request = FenceRequest::new(Arc::clone(&self.handle), slot, link, peer.id, true);
+                let request =
+                    FenceRequest::new(Arc::clone(&self.handle), slot, link, peer.id, FenceKind::Lift);
                 peer.context.fence_wanted(self.handle.group, request);
                 Some((Time::NEVER, true))
             }
             Comeback::Probing { next, .. } if next > now => Some((next, false)),
-            Comeback::Probing { good, .. } => {
+            Comeback::Probing { refused: MAX_REFUSED_PROBES, .. } => {
+                let random = self.hash.value();
+                self.wait_for_comeback(rail, link, now, random);
+                Some((self.next_deadline, true))
+            }
+            Comeback::Probing { good, refused, .. } => {
                 let slot = path.slot;
                 let posted = self.post_probe(rail, slot);
                 let next = now.after(pause);
                 let is_under_way = posted.is_some();
+                let refused = if is_under_way { 0 } else { refused + 1 };
                 if let Some(id) = posted {
                     self.probes.add(PathProbe { id, rail, link, posted_at: now, is_comeback: true });
                 }
                 if let Some(Some(state)) = self.links.get_mut(link as usize)
                     && let Some(path) = state.broken_path(rail)
                 {
-                    path.comeback = Comeback::Probing { good, next, is_under_way };
+                    path.comeback = Comeback::Probing { good, refused, next, is_under_way };
                 }
                 Some((if is_under_way { Time::NEVER } else { next }, is_under_way))
             }
@@ -671,6 +705,8 @@ impl Engine {
     /// A probe of a path has ended.
     #[cold]
     fn on_path_probe_ended(&mut self, rail: usize, id: u64, is_good: bool) {
+        let probes = &mut self.rails[rail].probes;
+        *probes = probes.saturating_sub(1);
         // `None` if the path has broken since then, or if the peer is gone.
         let Some(probe) = self.probes.take(id) else { return };
         let (now, random, link) = (self.now(), self.hash.value(), probe.link);
@@ -692,7 +728,7 @@ impl Engine {
         } else if good == GOOD_PROBES {
             self.mend_path(rail, link, now);
         } else {
-            path.comeback = Comeback::Probing { good, next, is_under_way: false };
+            path.comeback = Comeback::Probing { good, refused: 0, next, is_under_way: false };
             self.next_deadline = self.next_deadline.min(next);
         }
     }
@@ -731,7 +767,8 @@ impl Engine {
         let relative =
             self.rails.iter().map(|rail| rail.lost.map_or_else(|| rail.meter.relative(), |_| None));
         let speeds: Vec<_> = speeds(relative).collect();
-        if speeds == self.speeds {
+        // A change of the weights concerns every link.
+        if self.speeds.iter().zip(&speeds).all(|(old, new)| is_about(*old, *new)) {
             return;
         }
         for (rail, speed) in self.rails.iter_mut().zip(&speeds) {
@@ -974,7 +1011,8 @@ impl Engine {
     #[cold]
     pub(super) fn advance_fences(&mut self) -> usize {
         let mut answered = 0;
-        while let Some((fence, result)) = self.fences.next_ready(|rail| &*self.rails[rail].domain) {
+        let now = self.now();
+        while let Some((fence, result)) = self.fences.next_ready(now, |rail| &*self.rails[rail].domain) {
             answered += 1;
             if result.is_ok() && !self.take_arrivals(fence.rail) {
                 // The next step goes on.
@@ -1016,7 +1054,9 @@ impl Engine {
         }
         let (resolved, probe_again) = self.unconfirmed_failures.on_answer(link);
         for failure in resolved {
-            self.on_failed(failure.rail, failure.id, failure.status, true);
+            // The peer lives.
+            let by_path = matches!(failure.status.kind, ErrorKind::Unreachable | ErrorKind::PeerDied);
+            self.on_failed(failure.rail, failure.id, failure.status, by_path);
         }
         if probe_again {
             self.probe(link);
@@ -1139,7 +1179,7 @@ impl Engine {
     /// If no rail in service reaches an operation any more, its pieces that wait for a rail go to retired ones. If
     /// every rail that reaches it is lost, it fails.
     #[cold]
-    fn settle_handed_over(&mut self, op: u32) {
+    pub(super) fn settle_handed_over(&mut self, op: u32) {
         let Some(active) = &mut self.active[op as usize] else { return };
         if !active.has_untaken() || active.is_reached_by(&self.rails, Rail::is_in_service) {
             return;
@@ -1429,6 +1469,11 @@ impl Engine {
         }
         expired
     }
+}
+
+/// Whether two speeds differ by less than an eighth, and neither or both are full.
+fn is_about(old: u32, new: u32) -> bool {
+    old.abs_diff(new) * 8 <= old.max(new) && (old == FULL_SPEED) == (new == FULL_SPEED)
 }
 
 /// Whether a posted request is one to the peer of a link.

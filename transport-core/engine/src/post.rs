@@ -18,7 +18,7 @@ use crate::memory::revoked;
 use crate::op::OpId;
 use crate::plan::{RailRange, Shape, split};
 use crate::spi::{PeerSlot, PostResult, Status, WorkKind, WorkRequest};
-use crate::{Error, ErrorKind, Trigger};
+use crate::{Error, ErrorKind, Time, Trigger};
 
 /// What [`Engine::post_at_once`] posted. The engine still has to record it.
 struct PostedAtOnce {
@@ -197,19 +197,25 @@ impl Engine {
         for active in self.active.iter_mut().flatten().filter(|active| active.link == link) {
             let share = &mut active.rails[rail];
             // A flush over the new connection says nothing about bytes that the old one has delivered.
-            if share.left() > 0 || share.is_handed_over || self.needs_flushes && share.is_used() {
+            let is_flushed = active.work.imm_comes_last() || active.work.is_announced();
+            if self.needs_flushes && is_flushed && share.is_used() {
                 continue;
             }
             (share.slot, share.weight) = (slot.0, state.weights[rail]);
             share.find_keys(&active.work, transport, first + rail);
+            if share.usable() {
+                active.take_back(rail);
+            }
         }
         for op in 0..self.active.len() as u32 {
             let is_of_link = |active: &&ActiveOp| active.link == link && active.error.is_none();
             let Some(active) = self.active[op as usize].as_ref().filter(is_of_link) else { continue };
             if active.awaits_rail_for_imm() {
                 self.begin_imm(op);
-            } else {
+            } else if active.trigger.is_none() {
+                self.queue(op);
                 self.await_takers(op);
+                self.settle_handed_over(op);
             }
         }
         self.may_take_over = true;
@@ -219,6 +225,9 @@ impl Engine {
     /// request now.
     #[cold]
     pub(super) fn post_probe(&mut self, rail: usize, slot: PeerSlot) -> Option<u64> {
+        if self.rails[rail].free_send_slots() == 0 {
+            return None;
+        }
         let id = self.probes.next_id();
         let this = &mut self.rails[rail];
         this.batch.clear();
@@ -236,6 +245,7 @@ impl Engine {
             strategy: CopyStrategy::Plain,
         });
         let posted = self.post_batch(rail);
+        self.rails[rail].probes += posted.accepted;
         (posted.accepted == 1).then_some(id)
     }
 
@@ -439,6 +449,10 @@ impl Engine {
             return 0;
         }
         let result = self.post_batch(rail);
+        if self.next_path_check == Time::NEVER {
+            let now = self.now();
+            self.schedule_path_check(now);
+        }
         self.record_posted(rail, bytes, result, refused_batches)
     }
 

@@ -25,7 +25,7 @@ use super::{Control, DrainReply, EngineHandle, Rail, Submission};
 use crate::memory::{RegionInner, revoked};
 use crate::op::OpId;
 use crate::plan::RailRange;
-use crate::spi::{Completions, DeliveredScope, WorkKind};
+use crate::spi::{Completions, DeliveredScope, FenceKind, WorkKind};
 use crate::{Clock, Error, ErrorKind, Outcome, PeerId, Result, Time};
 
 /// The most events that the engine takes from one poll of an endpoint.
@@ -225,7 +225,10 @@ impl Engine {
             if now >= self.next_path_check {
                 events += self.check_paths(now);
                 self.next_path_check = Time::NEVER;
-                self.schedule_path_check(now);
+                // Without requests in flight, the next batch schedules the next look.
+                if self.rails.iter().any(|rail| rail.inflight.used_slots() > 0) {
+                    self.schedule_path_check(now);
+                }
             }
         }
         self.handle.hash.store(self.hash.value(), Ordering::Relaxed);
@@ -431,26 +434,29 @@ impl Engine {
                 self.next_deadline = self.next_deadline.min(at);
             }
             Control::ProbeEnded { link, peer } => self.on_probe_ended(link, peer),
-            Control::Fence { rail, slot, link, peer, lift, reply }
+            Control::Fence { rail, slot, link, peer, kind, reply }
                 if self.link_of.get(&peer) == Some(&link) =>
             {
                 let requested_at = self.now();
-                let fence = Fence { rail, link, slot, requested_at, reply };
-                if lift {
+                let slot_link = self.slot_links[rail].get_mut(slot.0 as usize).and_then(Option::as_mut);
+                let pause = slot_link.map_or(Duration::ZERO, |slot| slot.note_fence(requested_at, kind));
+                let not_before = requested_at.after(pause);
+                let fence = Fence { rail, link, slot, requested_at, not_before, reply };
+                if kind == FenceKind::Lift {
                     self.fences.add_lift(fence);
                     self.lift_fences();
                 } else {
                     self.fences.add(fence);
-                    self.on_peer_path_lost(rail, link, slot);
+                    self.on_peer_path_lost(rail, link, slot, kind == FenceKind::DeviceLost);
                 }
             }
             // The peer is gone, and learns from the dropped reply that there is no answer.
             Control::Fence { .. } => {}
-            Control::Fenced { rail, slot, link, peer, lift: false, result } => {
-                self.on_fenced((rail, slot), link, peer, result)
-            }
-            Control::Fenced { rail, slot, link, peer, lift: true, result } => {
+            Control::Fenced { rail, slot, link, peer, kind: FenceKind::Lift, result } => {
                 self.on_lifted((rail, slot), link, peer, result)
+            }
+            Control::Fenced { rail, slot, link, peer, result, .. } => {
+                self.on_fenced((rail, slot), link, peer, result)
             }
             Control::Drain { peer, deadline, done } => self.drain(peer, deadline, done),
             Control::RetireRail { rail, deadline, done } => self.retire_rail(rail, deadline, done),
@@ -474,7 +480,7 @@ impl Engine {
         for (rail, pair) in link.pairs() {
             let (links, slot) = (&mut self.slot_links[rail], pair.slot.0 as usize);
             links.resize(links.len().max(slot + 1), None);
-            links[slot] = Some(SlotLink { link: index, imms: 0 });
+            links[slot] = Some(SlotLink::new(index));
         }
         self.link_of.insert(peer.id, index);
         self.record(TraceEvent::PeerLinked { peer: peer_number(peer.id) });
@@ -637,7 +643,7 @@ impl Engine {
 
     /// Makes a later step look at the oldest request of each rail.
     #[inline]
-    fn schedule_path_check(&mut self, now: Time) {
+    pub(super) fn schedule_path_check(&mut self, now: Time) {
         if let Some(interval) = self.path_check_interval
             && self.running > 0
         {

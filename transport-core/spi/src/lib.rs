@@ -84,6 +84,6 @@ pub use paths::Paths;
 pub use peer_slots::{ClosedSlots, SlotTable, claim_slot};
 pub use wakeup::{Signal, WakeupHandle, WakeupPipe};
 pub use work_request::{
-    Completions, Event, FenceReply, FenceReport, PeerSlot, ReceiveRequest, Status, WireGrant, WorkKind,
-    WorkRequest,
+    Completions, Event, FenceKind, FenceReply, FenceReport, PeerSlot, ReceiveRequest, Status, WireGrant,
+    WorkKind, WorkRequest,
 };

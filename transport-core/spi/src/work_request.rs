@@ -237,6 +237,17 @@ pub struct FenceReport {
     pub imms: u64,
 }
 
+/// What a side asks its peer for, about a rail pair.
+#[derive(serde::Serialize, serde::Deserialize, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FenceKind {
+    /// A fence, because the device of the asking side is lost.
+    DeviceLost,
+    /// A fence, because the path between the two devices is broken. It may work again later.
+    PathLost,
+    /// The fence is to be lifted.
+    Lift,
+}
+
 /// Takes the answer to a fence. If it is dropped without an answer, the side that has asked learns that there is none.
 pub type FenceReply = Box<dyn FnOnce(crate::Result<FenceReport>) + Send>;
 

@@ -54,12 +54,16 @@ fn frames() -> impl Strategy<Value = Frame> {
             .prop_map(|(transport, pair, offer)| Frame::Moved { transport, pair, offer }),
         (text(MAX_NAME), any::<u16>(), prop::collection::vec(any::<u8>(), 0..300))
             .prop_map(|(transport, pair, offer)| Frame::Followed { transport, pair, answer: offer }),
-        (any::<u64>(), text(MAX_NAME), any::<u16>(), any::<bool>())
-            .prop_map(|(id, transport, pair, lift)| Frame::Fence { id, transport, pair, lift }),
+        (any::<u64>(), text(MAX_NAME), any::<u16>(), fence_kind())
+            .prop_map(|(id, transport, pair, kind)| Frame::Fence { id, transport, pair, kind }),
         (any::<u64>(), prop::option::of(any::<u64>()), text(MAX_REASON)).prop_map(|(id, imms, reason)| {
             Frame::Fenced { id, report: imms.map(|imms| FenceReport { imms }), reason }
         }),
     ]
+}
+
+fn fence_kind() -> impl Strategy<Value = FenceKind> {
+    prop::sample::select(vec![FenceKind::DeviceLost, FenceKind::PathLost, FenceKind::Lift])
 }
 
 proptest! {

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use multirail_spi::{Error, ErrorKind, FenceReply, FenceReport, Result};
+use multirail_spi::{Error, ErrorKind, FenceKind, FenceReply, FenceReport, Result};
 
 use crate::frame::Frame;
 use crate::session::close::CloseReason;
@@ -23,16 +23,16 @@ pub(crate) struct Fences {
 struct Asked {
     transport: String,
     pair: u16,
-    lift: bool,
+    kind: FenceKind,
 }
 
 impl Fences {
     /// Adds a fence that the peer is asked for, or asked to lift. Returns the frame to send.
-    pub fn request(&mut self, transport: String, pair: u16, lift: bool, reply: FenceReply) -> Frame {
+    pub fn request(&mut self, transport: String, pair: u16, kind: FenceKind, reply: FenceReply) -> Frame {
         let id = self.next_id;
         self.next_id += 1;
         self.outstanding.insert(id, reply);
-        Frame::Fence { id, transport, pair, lift }
+        Frame::Fence { id, transport, pair, kind }
     }
 
     /// Takes the peer's answer.
@@ -51,9 +51,9 @@ impl Fences {
         id: u64,
         transport: &str,
         pair: u16,
-        lift: bool,
+        kind: FenceKind,
     ) -> std::result::Result<(), CloseReason> {
-        let asked = Asked { transport: transport.to_owned(), pair, lift };
+        let asked = Asked { transport: transport.to_owned(), pair, kind };
         if self.unanswered.values().any(|known| *known == asked) {
             return Err(CloseReason::protocol_violation("the peer asks twice for a fence that is under way"));
         }

@@ -22,7 +22,7 @@ use crate::session::fences::Fences;
 use crate::session::liveness::Liveness;
 use crate::session::lookups::{AnswerSender, Lookups, MAX_OUTSTANDING, ProbeGuard, Requester};
 use crate::session::relocations::Relocations;
-use multirail_spi::{Error, ErrorKind, FenceReply, FenceReport, Result, WireGrant};
+use multirail_spi::{Error, ErrorKind, FenceKind, FenceReply, FenceReport, Result, WireGrant};
 
 /// The most bytes of answers that wait while the peer does not read: twice the answers to all lookups that it may have
 /// outstanding.
@@ -38,7 +38,7 @@ pub(crate) enum SessionCommand {
     Grant { transport: String, grant: WireGrant },
     BarrierReached { barrier: String },
     Relocated { transport: String, pair: u16, offer: Vec<u8> },
-    RequestFence { transport: String, pair: u16, lift: bool, reply: FenceReply },
+    RequestFence { transport: String, pair: u16, kind: FenceKind, reply: FenceReply },
     AnswerFence { id: u64, result: Result<FenceReport> },
     Goodbye,
 }
@@ -114,8 +114,8 @@ impl SessionHandle {
 
     /// Asks the peer to fence a pair of rails, or to lift the fence. The session drops `reply` if it ends before the peer
     /// has answered.
-    pub fn request_fence(&self, transport: &str, pair: u16, lift: bool, reply: FenceReply) {
-        self.command(SessionCommand::RequestFence { transport: transport.to_owned(), pair, lift, reply });
+    pub fn request_fence(&self, transport: &str, pair: u16, kind: FenceKind, reply: FenceReply) {
+        self.command(SessionCommand::RequestFence { transport: transport.to_owned(), pair, kind, reply });
     }
 
     /// Ends the session with a `Goodbye`.
@@ -238,12 +238,12 @@ impl<H: SessionHost> Session<H> {
             Frame::Followed { transport, pair, answer } => {
                 self.relocations.push_answer(transport, pair, answer)?
             }
-            Frame::Fence { id, transport, pair, lift } => {
-                self.fences.note_request(id, &transport, pair, lift)?;
+            Frame::Fence { id, transport, pair, kind } => {
+                self.fences.note_request(id, &transport, pair, kind)?;
                 let session = self.handle.clone();
                 let reply =
                     Box::new(move |result| session.command(SessionCommand::AnswerFence { id, result }));
-                self.peer.fence(&transport, pair, lift, reply).map_err(CloseReason::by_us)?;
+                self.peer.fence(&transport, pair, kind, reply).map_err(CloseReason::by_us)?;
             }
             Frame::Fenced { id, report, reason } => {
                 self.fences.fenced(id, report, reason).map_err(CloseReason::by_us)?
@@ -289,8 +289,8 @@ impl<H: SessionHost> Session<H> {
                 self.relocations.note_offer_sent();
                 self.send(&Frame::Moved { transport, pair, offer })?
             }
-            SessionCommand::RequestFence { transport, pair, lift, reply } => {
-                let frame = self.fences.request(transport, pair, lift, reply);
+            SessionCommand::RequestFence { transport, pair, kind, reply } => {
+                let frame = self.fences.request(transport, pair, kind, reply);
                 self.send(&frame)?
             }
             SessionCommand::AnswerFence { id, result } => {

@@ -12,6 +12,9 @@ use crate::Time;
 /// The probes in a row that must succeed before a path is used again.
 pub(crate) const GOOD_PROBES: u32 = 3;
 
+/// After so many probes in a row that the endpoint did not take, the path waits again.
+pub(crate) const MAX_REFUSED_PROBES: u32 = 64;
+
 /// The first wait is this many round trips of the device, within [`SHORTEST_WAIT`] and [`LONGEST_WAIT`]. It doubles with
 /// each break of the path.
 const WAIT_ROUND_TRIPS: u32 = 64;
@@ -40,7 +43,8 @@ pub(crate) enum Comeback {
     /// This side has asked the peer to lift the fence.
     Asked,
     /// The peer has lifted the fence. The next probe is due at `next`, unless one is under way.
-    Probing { good: u32, next: Time, is_under_way: bool },
+    /// `refused`: how often in a row the endpoint took no probe, because the peer has not joined the next connection.
+    Probing { good: u32, refused: u32, next: Time, is_under_way: bool },
 }
 
 /// How often a path has broken, and since when it works.

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use crate::spi::{Domain, FenceReply, FenceReport, PeerSlot};
+use crate::spi::{Domain, FenceKind, FenceReply, FenceReport, PeerSlot};
 use crate::{Control, EngineHandle, Error, ErrorKind, PeerId, Result, Time};
 
 /// Asks a peer to fence a rail pair, because one of its devices is lost or the path between them; or to lift the fence.
@@ -23,7 +23,7 @@ pub struct FenceRequest {
     slot: PeerSlot,
     link: u32,
     peer: PeerId,
-    lift: bool,
+    kind: FenceKind,
     result: Option<Result<FenceReport>>,
 }
 
@@ -33,14 +33,14 @@ impl FenceRequest {
         (rail, slot): (usize, PeerSlot),
         link: u32,
         peer: PeerId,
-        lift: bool,
+        kind: FenceKind,
     ) -> Self {
-        Self { engine, rail, slot, link, peer, lift, result: None }
+        Self { engine, rail, slot, link, peer, kind, result: None }
     }
 
-    /// Whether the peer is asked to lift the fence.
-    pub fn lifts(&self) -> bool {
-        self.lift
+    /// What the peer is asked for.
+    pub fn kind(&self) -> FenceKind {
+        self.kind
     }
 
     /// The engine's rail of the pair.
@@ -63,8 +63,8 @@ impl Drop for FenceRequest {
     fn drop(&mut self) {
         let ended = || Error::new(ErrorKind::Closed, "fence", "the peer did not answer");
         let result = self.result.take().unwrap_or_else(|| Err(ended()));
-        let Self { rail, slot, link, peer, lift, .. } = *self;
-        self.engine.control(Control::Fenced { rail, slot, link, peer, lift, result });
+        let Self { rail, slot, link, peer, kind, .. } = *self;
+        self.engine.control(Control::Fenced { rail, slot, link, peer, kind, result });
     }
 }
 
@@ -85,6 +85,8 @@ pub(crate) struct Fence {
     pub link: u32,
     pub slot: PeerSlot,
     pub requested_at: Time,
+    /// A peer that asks again and again waits until then.
+    pub not_before: Time,
     pub reply: FenceReply,
 }
 
@@ -117,10 +119,14 @@ impl Fences {
     /// Removes the next fence that the backend has finished, with its result. `domain` is that of a rail.
     pub fn next_ready<'a>(
         &mut self,
+        now: Time,
         domain: impl Fn(usize) -> &'a dyn Domain,
     ) -> Option<(Fence, Result<()>)> {
         for index in 0..self.under_way.len() {
             let fence = &self.under_way[index];
+            if fence.not_before > now {
+                continue;
+            }
             if let Poll::Ready(result) = domain(fence.rail).connector().fence(fence.slot) {
                 return Some((self.under_way.swap_remove(index), result));
             }
@@ -130,8 +136,11 @@ impl Fences {
 
     /// When to ask the backend again. No event tells that it has finished a fence.
     pub fn due(&self, now: Time) -> Time {
-        let youngest = self.under_way.iter().map(|fence| fence.requested_at).max();
-        youngest.map_or(Time::NEVER, |requested_at| now.after(MIN_POLL.max(now.since(requested_at) / 8)))
+        let due = |fence: &Fence| match fence.not_before > now {
+            true => fence.not_before,
+            false => now.after(MIN_POLL.max(now.since(fence.requested_at) / 8)),
+        };
+        self.under_way.iter().map(due).fold(Time::NEVER, Time::min)
     }
 
     /// Drops the fences for a peer that is gone.

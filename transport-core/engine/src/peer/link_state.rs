@@ -3,13 +3,14 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use super::PeerState;
 use super::comeback::{Comeback, FIRST_SHARE, PathHistory};
 use super::link::FULL_CAPACITY;
 use crate::index::GroupIndex;
 use crate::rail::{FULL_SPEED, PostedPiece};
-use crate::spi::{FenceReport, PeerSlot};
+use crate::spi::{FenceKind, FenceReport, PeerSlot};
 use crate::{Error, Result, Time};
 
 /// The engine's state of the link to one peer.
@@ -55,6 +56,8 @@ pub(crate) struct BrokenPath {
     pub lost: Vec<PostedPiece>,
     /// The peer's answer. If it is `Ok`, nothing arrives any more; if it is an error, bytes may.
     pub fenced: Option<Result<FenceReport>>,
+    /// Whether the peer's device is lost, so that the path never comes back.
+    pub stays_broken: bool,
     pub comeback: Comeback,
 }
 
@@ -64,6 +67,38 @@ pub(crate) struct SlotLink {
     pub link: u32,
     /// The imms that have arrived over the slot.
     pub imms: u64,
+    /// The fences that the peer has asked for, without a pause of [`CALM`] between them.
+    fences: u32,
+    last_fence: Time,
+}
+
+/// A peer may ask for this many fences of a slot in a row before this side lets it wait: a fence may cost other peers
+/// something, since efa replaces its endpoint.
+const FREE_FENCES: u32 = 4;
+/// The first wait; it doubles with each further fence, up to [`LONGEST_FENCE_WAIT`].
+const FIRST_FENCE_WAIT: Duration = Duration::from_millis(10);
+const LONGEST_FENCE_WAIT: Duration = Duration::from_secs(10);
+/// After so long without a fence, fences are free again.
+const CALM: Duration = Duration::from_secs(60);
+
+impl SlotLink {
+    pub fn new(link: u32) -> Self {
+        Self { link, imms: 0, fences: 0, last_fence: Time::ZERO }
+    }
+
+    /// Notes that the peer asks for a fence. Returns how long this side lets it wait.
+    pub fn note_fence(&mut self, now: Time, kind: FenceKind) -> Duration {
+        if kind == FenceKind::Lift {
+            return Duration::ZERO;
+        }
+        self.fences = if now.since(self.last_fence) >= CALM { 1 } else { self.fences + 1 };
+        self.last_fence = now;
+        let above = self.fences.saturating_sub(FREE_FENCES);
+        match above {
+            0 => Duration::ZERO,
+            _ => FIRST_FENCE_WAIT.saturating_mul(1 << (above - 1).min(16)).min(LONGEST_FENCE_WAIT),
+        }
+    }
 }
 
 /// What a peer's grant counts; indexes [`LinkState::arrivals`].
@@ -110,7 +145,8 @@ impl LinkState {
     /// Counts posted imms.
     pub fn count_sent_imms(&mut self, rail: usize, more: u32) {
         if let Some(sent) = &mut self.sent_imms[rail] {
-            *sent += u64::from(more);
+            // The peer's report may be any number.
+            *sent = sent.wrapping_add(more.into());
         }
     }
 
@@ -136,7 +172,15 @@ impl LinkState {
         }
         let error = error.clone();
         let comeback = Comeback::Unsettled;
-        self.broken_paths.push(BrokenPath { rail, slot, error, lost: Vec::new(), fenced: None, comeback });
+        self.broken_paths.push(BrokenPath {
+            rail,
+            slot,
+            error,
+            lost: Vec::new(),
+            fenced: None,
+            stays_broken: false,
+            comeback,
+        });
         Some(slot)
     }
 

@@ -14,7 +14,8 @@ mod link_state;
 mod state;
 mod unconfirmed_failures;
 
-pub(super) use comeback::{Comeback, GOOD_PROBES, PathProbe, PathProbes};
+pub use crate::spi::FenceKind;
+pub(super) use comeback::{Comeback, GOOD_PROBES, MAX_REFUSED_PROBES, PathProbe, PathProbes};
 pub(super) use early_events::EarlyEvents;
 pub use events::{PeerEvents, PeerIdentity};
 pub use fences::FenceRequest;

@@ -62,11 +62,13 @@ impl Inflight {
         (self.first + (self.runs.len() + runs_before) as u64) * u64::from(MAX_RUN)
     }
 
-    /// The number of the oldest run with a request that is not acknowledged, and its operation.
+    /// The number of the oldest run of an operation that `counts`, and that operation.
     #[cold]
-    pub fn oldest(&self) -> Option<(u64, u32)> {
-        let evicted = self.evicted.first_key_value().map(|(number, inflight)| (*number, inflight.run.op));
-        evicted.or_else(|| self.runs.front().map(|oldest| (self.first, oldest.run.op)))
+    pub fn oldest(&self, counts: impl Fn(u32) -> bool) -> Option<(u64, u32)> {
+        let evicted = self.evicted.iter().map(|(number, inflight)| (*number, inflight));
+        let mut all = evicted.chain((self.first..).zip(&self.runs));
+        let found = all.find(|(_, inflight)| inflight.unacknowledged != 0 && counts(inflight.run.op));
+        found.map(|(number, inflight)| (number, inflight.run.op))
     }
 
     /// The cost of all requests that are acknowledged or evicted.

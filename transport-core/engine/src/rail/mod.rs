@@ -48,6 +48,8 @@ pub struct Rail {
     pub(crate) endpoint: Box<dyn Endpoint>,
     pub(crate) domain: Arc<dyn Domain>,
     pub(crate) inflight: Inflight,
+    /// Probes of paths that are in the send queue.
+    pub(crate) probes: usize,
     /// Operations that have pieces to post.
     pub(crate) queue: RoundRobin,
     /// The batch that is being posted.
@@ -105,6 +107,7 @@ impl Rail {
             endpoint,
             domain,
             inflight: Inflight::default(),
+            probes: 0,
             queue: RoundRobin::default(),
             batch: Batch::with_capacity(max_batch),
             batch_runs: Vec::with_capacity(max_batch),
@@ -131,7 +134,10 @@ impl Rail {
 
     /// How many requests the send queue has room for.
     pub fn free_send_slots(&self) -> usize {
-        if self.lost.is_some() { 0 } else { self.depth.saturating_sub(self.inflight.used_slots()) }
+        match self.lost {
+            Some(_) => 0,
+            None => self.depth.saturating_sub(self.inflight.used_slots() + self.probes),
+        }
     }
 
     /// Whether a request of `bytes` bytes must wait until earlier requests complete.

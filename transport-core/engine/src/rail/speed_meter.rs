@@ -11,6 +11,9 @@ pub(crate) const FULL_SPEED: u32 = 64;
 const ROUND_TRIPS: u32 = 8;
 const LEAST_SAMPLE: Duration = Duration::from_micros(100);
 
+/// A mean without a new sample for so long counts no more.
+const MAX_AGE: Duration = Duration::from_millis(50);
+
 /// A new sample counts this part of the mean.
 const NEWEST: u64 = 4;
 
@@ -47,8 +50,13 @@ impl SpeedMeter {
     }
 
     /// Notes the cost of all requests that have ended. `was_full`: the rail could not post all it had since the last
-    /// call. Returns true if there is a new mean.
+    /// call. Returns true if the mean has changed: there is a sample, or the last one is so old that it counts no more.
+    /// A rail with a small share may never fill its window, and must not be held slow for ever.
     pub fn note(&mut self, now: Time, ended_cost: u64, was_full: bool) -> bool {
+        if self.mean.is_some() && now.since(self.sampled_at) >= MAX_AGE {
+            (self.mean, self.begin) = (None, Some((now, ended_cost)));
+            return true;
+        }
         let Some((since, ended_before)) = self.begin.filter(|_| was_full) else {
             self.begin = Some((now, ended_cost));
             return false;
@@ -74,16 +82,6 @@ impl SpeedMeter {
         let (mean, nominal) = (self.mean?, self.nominal?);
         let relative = u128::from(mean) * u128::from(FULL_SPEED) / u128::from(nominal.max(1));
         Some(u32::try_from(relative).unwrap_or(u32::MAX))
-    }
-
-    /// Forgets a mean that no sample has confirmed for long: a rail with a small share may never fill its window, and
-    /// must not be held slow for ever.
-    pub fn forget_old(&mut self, now: Time, age: Duration) -> bool {
-        let is_old = self.mean.is_some() && now.since(self.sampled_at) >= age;
-        if is_old {
-            (self.mean, self.begin) = (None, None);
-        }
-        is_old
     }
 }
 
@@ -117,8 +115,8 @@ mod tests {
         assert!(!meter.note(at(390), 300_000, true));
         assert!(meter.note(at(400), 310_000, true));
         assert_eq!(meter.relative(), Some(20), "three parts of a tenth, and one of the full speed");
-        assert!(!meter.forget_old(at(500), Duration::from_millis(1)));
-        assert!(meter.forget_old(at(1400), Duration::from_millis(1)));
+        assert!(!meter.note(at(49_000), 310_000, false) && meter.relative().is_some());
+        assert!(meter.note(at(51_000), 310_000, false));
         assert_eq!(meter.relative(), None);
     }
 

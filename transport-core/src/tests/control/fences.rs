@@ -1,13 +1,13 @@
 //! Fences over the control connection.
 
 use crate::control::frame::{Cause, Frame};
-use crate::spi::FenceReport;
+use crate::spi::{FenceKind, FenceReport};
 use crate::tests::control::raw::Raw;
 use crate::tests::control::{listening, pair, wait};
 use crate::{ErrorKind, Fabric, Peer};
 
 fn fence(id: u64, pair: u16) -> Frame {
-    Frame::Fence { id, transport: "null".into(), pair, lift: false }
+    Frame::Fence { id, transport: "null".into(), pair, kind: FenceKind::PathLost }
 }
 
 /// A connected raw peer.
@@ -86,7 +86,7 @@ fn the_answer_reaches_who_has_asked_and_an_end_drops_the_question() {
         peer.0.context.session.request_fence(
             "null",
             0,
-            false,
+            FenceKind::DeviceLost,
             Box::new(move |answer| answers.send(answer).unwrap()),
         );
     };

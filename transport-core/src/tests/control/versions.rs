@@ -9,7 +9,7 @@ use super::{fabric, gets_through, listening, wait};
 use crate::ErrorKind;
 use crate::control::frame::{Cause, Frame, Identity, LinkReport, TransportOffer};
 use crate::control::handshake::hello::Hello;
-use crate::spi::{FenceReport, WireGrant};
+use crate::spi::{FenceKind, FenceReport, WireGrant};
 
 /// One frame of every kind, as recorded.
 pub(super) fn recorded() -> Vec<(&'static str, Frame)> {
@@ -57,8 +57,9 @@ pub(super) fn recorded() -> Vec<(&'static str, Frame)> {
             "followed",
             Frame::Followed { transport: "efa".into(), pair: 7, answer: b"as it was told".to_vec() },
         ),
-        ("fence", Frame::Fence { id: 9, transport: "efa".into(), pair: 300, lift: false }),
-        ("lift", Frame::Fence { id: 9, transport: "efa".into(), pair: 300, lift: true }),
+        ("fence", Frame::Fence { id: 9, transport: "efa".into(), pair: 300, kind: FenceKind::DeviceLost }),
+        ("fence_path", Frame::Fence { id: 9, transport: "efa".into(), pair: 300, kind: FenceKind::PathLost }),
+        ("lift", Frame::Fence { id: 9, transport: "efa".into(), pair: 300, kind: FenceKind::Lift }),
         ("fenced", Frame::Fenced { id: 9, report: Some(FenceReport { imms: 300 }), reason: String::new() }),
         ("fenced_not", Frame::Fenced { id: u64::MAX, report: None, reason: "in words".into() }),
     ]
