@@ -67,6 +67,8 @@ pub(crate) fn card_error(status: c_int, otherwise: c_int) -> c_int {
     let error = match status {
         // Flushed; internal error of the queue pair. The queue pair does not work any more: this side cancels nothing.
         1 | 2 => sys::FI_ENODEV,
+        // The queue pair takes no packet (`FI_EFA_ERR_PKT_POST`): so the provider says just before it reports one of these.
+        4100 => sys::FI_ENODEV,
         // Unsupported operation; wrong local key; malformed response of the remote card. These are errors of this
         // program or of a card.
         3 | 5 | 12 => sys::FI_EIO,
@@ -78,9 +80,6 @@ pub(crate) fn card_error(status: c_int, otherwise: c_int) -> c_int {
         // this side; the peer never responded. From 1.21 on the provider reports 13 by two numbers of its own
         // (`FI_EFA_ERR_*_RECV_UNRESP`): one for a peer that had answered the handshake, one for a peer that had not.
         4 | 9 | 10 | 13 | 14 | 15 | 4124 | 4126 => sys::FI_EHOSTUNREACH,
-        // The card refuses a packet (`FI_EFA_ERR_PKT_POST`), as it does just before the provider notices that it is
-        // lost. The peer is not reached this way.
-        4100 => sys::FI_EHOSTUNREACH,
         _ => return otherwise,
     };
     error as c_int
