@@ -3,10 +3,11 @@
 use std::collections::VecDeque;
 use std::ffi::c_int;
 use std::sync::Arc;
+use std::time::Duration;
 
 use multirail_spi::{
     Armed, Batch, ClosedSlots, Completions, Endpoint, EndpointConfig, ErrorKind, Event, PeerSlot, Piece,
-    PostResult, ReceiveRequest, Result, Status, WorkKind, WorkRequest,
+    PostResult, ReceiveRequest, Result, Status, Time, WorkKind, WorkRequest,
 };
 use rdma_sys as ib;
 
@@ -29,6 +30,8 @@ const AT_ONCE: usize = 64;
 
 /// A flag of `wc_flags`: the completion has an imm (`IBV_WC_WITH_IMM`).
 const WITH_IMM: u32 = 2;
+/// A worker does not sleep while a slot waits for its next connection, but for no longer than this.
+const BROKEN_FOR_LONG: Duration = Duration::from_millis(100);
 /// The status of a request that is posted to a lost device.
 const LOST: PostResult =
     PostResult { accepted: 0, error: Some(Status { kind: ErrorKind::DeviceLost, code: 0 }) };
@@ -62,6 +65,8 @@ pub(crate) struct VerbsEndpoint {
     /// Whether a slot waits for its `PeerGone`, or for its next connection.
     has_leaving: bool,
     has_broken: bool,
+    /// Since when there has been a slot without its next connection.
+    broken_since: Option<Time>,
     /// The control side has changed a slot since the last poll: the engine may hold requests for the new connection.
     is_changed: bool,
     pub(crate) requests: usize,
@@ -94,6 +99,7 @@ impl VerbsEndpoint {
             retired: Vec::new(),
             has_leaving: false,
             has_broken: false,
+            broken_since: None,
             is_changed: false,
             requests: 0,
             replays: VecDeque::new(),
@@ -119,6 +125,8 @@ impl VerbsEndpoint {
         self.links.resize_with(self.views.len(), SlotConnection::default);
         self.has_leaving = self.views.iter().any(|view| matches!(view, SlotView::Leaving));
         self.has_broken = self.views.iter().any(|view| matches!(view, SlotView::Broken));
+        let since = self.has_broken.then(|| self.broken_since.unwrap_or_else(|| self.shared.clock.now()));
+        self.broken_since = since;
         for (slot, pairs) in self.retired.drain(..) {
             let link = self.links.get(slot.0 as usize).and_then(|link| link.pairs.as_ref());
             // A connection that was made and given up between two polls has no request, but may have arrivals.
@@ -369,7 +377,7 @@ impl VerbsEndpoint {
         }
         let failed = queue.posted.failed(entry.wr_id, report);
         let (slot, is_flushed) = (queue.slot, entry.status == ib::IBV_WC_WR_FLUSH_ERR);
-        let status = of_completion(entry.status);
+        let status = of_completion(entry.status, self.shared.card.device.is_software());
         if !is_flushed {
             queue.cause = Some(status);
         }
@@ -380,8 +388,10 @@ impl VerbsEndpoint {
             match status.kind {
                 _ if is_flushed => self.flushed(request, cause),
                 // The kernel takes the keys of a killed process before its queue pairs, so that its death looks the
-                // same.
-                ErrorKind::RemoteAccess => {
+                // same. A peer that does not answer may have died, too; but not if it was this side that had no route.
+                ErrorKind::RemoteAccess | ErrorKind::Unreachable
+                    if entry.status != ib::IBV_WC_LOC_QP_OP_ERR =>
+                {
                     self.waiting.push_back(Event::FailedUnconfirmed { id: request.id, peer: slot, status });
                 }
                 _ => self.waiting.push_back(Event::Failed { id: request.id, status }),
@@ -557,6 +567,9 @@ impl Endpoint for VerbsEndpoint {
         }
         self.refresh();
         self.is_changed = false;
+        if self.has_broken && self.shared.retries.take_due(self.shared.clock.now()) {
+            self.waiting.push_back(Event::EndpointChanged);
+        }
         let stopped = self.draining.len();
         self.drain(into.spare());
         if !self.replays.is_empty() {
@@ -591,8 +604,13 @@ impl Endpoint for VerbsEndpoint {
         let is_idle = code == 0 && !self.drain(CHAIN) && self.waiting.is_empty() && self.draining.is_empty();
         // The caller has to poll for the next connection, to post what it holds for that one, and for a `PeerGone` that
         // is due: nothing wakes it for these. A lost device sends no event at all.
-        if !is_idle || self.is_changed || self.has_broken || self.has_leaving || self.is_lost {
+        if !is_idle || self.is_changed || self.has_leaving || self.is_lost {
             return Armed::Ready;
+        }
+        // The next connection takes long if a link is down.
+        if let Some(since) = self.broken_since {
+            let is_new = self.shared.clock.now().since(since) < BROKEN_FOR_LONG;
+            return if is_new { Armed::Ready } else { Armed::Unsupported };
         }
         // SAFETY: the channel is open.
         #[cfg(unix)]

@@ -24,6 +24,7 @@ mod posted;
 mod queue_pair;
 mod receives;
 mod region;
+mod retries;
 mod send_queues;
 #[cfg(all(test, target_os = "linux"))]
 mod soft_roce;
