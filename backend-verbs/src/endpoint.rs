@@ -11,6 +11,7 @@ use multirail_spi::{
 };
 use rdma_sys as ib;
 
+use crate::destroyer::Destroyer;
 use crate::domain::DomainState;
 use crate::objects::library;
 use crate::peers::{QueuePairs, SlotView};
@@ -53,6 +54,7 @@ pub(crate) struct VerbsEndpoint {
     pub(crate) links: Vec<SlotConnection>,
     /// Connections that have ended and still have requests posted.
     draining: Vec<(PeerSlot, Arc<QueuePairs>)>,
+    destroyer: Destroyer,
     /// Slots whose `PeerGone` is reported. They are free once the engine polls again.
     closed: ClosedSlots,
     pub(crate) send_queues: SendQueues,
@@ -89,6 +91,7 @@ impl VerbsEndpoint {
         Ok(Self {
             links: Vec::new(),
             draining: Vec::new(),
+            destroyer: Destroyer::default(),
             closed: ClosedSlots::default(),
             send_queues: SendQueues::default(),
             receives: Receives::open(&shared.card)?,
@@ -171,6 +174,7 @@ impl VerbsEndpoint {
         // `refresh` moves the queue pairs of links to `draining`, which is then their last holder.
         self.refresh();
         self.draining.clear();
+        self.destroyer.finish();
         self.send_queues = SendQueues::default();
     }
 
@@ -184,20 +188,22 @@ impl VerbsEndpoint {
     /// all read. Then reports the peers that have left.
     fn report_closed_peers(&mut self, read: usize) {
         let send_queues = &mut self.send_queues;
-        let mut place = 0;
-        self.draining.retain(|(_, pairs)| {
-            place += 1;
-            if place > read {
-                return true;
-            }
+        let is_over = |(_, pairs): &mut (PeerSlot, Arc<QueuePairs>)| {
             let is_busy =
                 |pair: &QueuePair| send_queues.get(pair.number()).is_some_and(|queue| queue.posted.len() > 0);
-            if pairs.all().any(is_busy) {
-                return true;
+            let is_over = !pairs.all().any(is_busy);
+            if is_over {
+                pairs.all().for_each(|pair| send_queues.remove(pair.number()));
             }
-            pairs.all().for_each(|pair| send_queues.remove(pair.number()));
-            false
-        });
+            is_over
+        };
+        for (slot, pairs) in self.draining.extract_if(..read.min(self.draining.len()), is_over) {
+            // Once a peer has left, its queue pairs are free for the next one.
+            match self.links.get(slot.0 as usize).map(|link| &link.view) {
+                Some(SlotView::Leaving) | None => drop(pairs),
+                Some(_) => self.destroyer.destroy(pairs),
+            }
+        }
         for (index, link) in self.links.iter_mut().enumerate() {
             let peer = PeerSlot(index as u32);
             let is_over = || {
@@ -656,6 +662,7 @@ impl Drop for VerbsEndpoint {
         self.links.clear();
         self.draining.clear();
         self.retired.clear();
+        self.destroyer.finish();
         self.shared.peers.clear();
         self.shared.closed();
     }

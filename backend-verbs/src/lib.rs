@@ -11,6 +11,7 @@
 mod backend;
 mod config;
 mod connector;
+mod destroyer;
 mod device;
 mod device_memory;
 mod domain;
