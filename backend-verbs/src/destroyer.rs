@@ -1,6 +1,6 @@
 //! Destroys the queue pairs of broken connections in a thread of its own. A card takes milliseconds for it, and
-//! soft-RoCE seconds while a link is down: it waits for packets that wait for the peer's address. The rail's other peers
-//! and the other rails of the same worker must not wait for that.
+//! soft-RoCE seconds while a link is down: it waits for packets that wait for the peer's address. Other peers and other
+//! rails of the same worker must not wait for that.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};

@@ -398,8 +398,8 @@ impl Peers {
         is_broken
     }
 
-    /// Gives up the connection of a slot, and those before `generation`: the peer has offered that one, and this side
-    /// could not make it. The slot offers a later one.
+    /// Gives up the connection of a slot: the peer has offered the next one, and this side could not make it. The slot
+    /// offers a later one.
     pub(crate) fn give_up(&self, slot: PeerSlot, offered: ConnectionNumber) {
         let mut table = self.lock();
         if table.slot(slot).is_ok_and(|state| state.takes(offered)) {
@@ -408,8 +408,8 @@ impl Peers {
         }
     }
 
-    /// Stops the queue pairs of a slot: they take no arrival any more, and the slot makes no offer of a next connection.
-    /// Pending while queue pairs of the slot are being connected.
+    /// Stops the queue pairs of a slot: they take no arrival any more, and the slot offers no next connection until the
+    /// fence is lifted. Pending while queue pairs of the slot are being connected.
     ///
     /// # Errors
     /// That of the card, if it does not stop a queue pair.
