@@ -31,7 +31,8 @@ const AT_ONCE: usize = 64;
 
 /// A flag of `wc_flags`: the completion has an imm (`IBV_WC_WITH_IMM`).
 const WITH_IMM: u32 = 2;
-/// A worker does not sleep while a slot waits for its next connection, but for no longer than this.
+/// A worker does not sleep while a slot waits for its next connection, but for no longer than this: while a link is
+/// down, there is none.
 const BROKEN_FOR_LONG: Duration = Duration::from_millis(100);
 /// The status of a request that is posted to a lost device.
 const LOST: PostResult =
@@ -613,14 +614,16 @@ impl Endpoint for VerbsEndpoint {
         if !is_idle || self.is_changed || self.has_leaving || self.is_lost {
             return Armed::Ready;
         }
-        // The next connection takes long if a link is down.
-        if let Some(since) = self.broken_since {
-            let is_new = self.shared.clock.now().since(since) < BROKEN_FOR_LONG;
-            return if is_new { Armed::Ready } else { Armed::Unsupported };
+        let now = || self.shared.clock.now();
+        if self.broken_since.is_some_and(|since| now().since(since) < BROKEN_FOR_LONG) {
+            return Armed::Ready;
         }
         // SAFETY: the channel is open.
         #[cfg(unix)]
-        return Armed::Fd(unsafe { (*card.channel.as_ptr()).fd });
+        return match unsafe { (*card.channel.as_ptr()).fd } {
+            fd if self.has_broken => Armed::FdOrTimeout(fd),
+            fd => Armed::Fd(fd),
+        };
         #[cfg(not(unix))]
         Armed::Unsupported
     }

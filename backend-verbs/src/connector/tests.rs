@@ -438,6 +438,8 @@ fn requests_fail_by_their_path_while_the_link_is_down() {
     let status = Status { kind: ErrorKind::Unreachable, code: rdma_sys::IBV_WC_LOC_QP_OP_ERR as i32 };
     assert_eq!(far.write(2, &near), Event::Failed { id: 2, status });
     assert_eq!((next_offer(&near), next_offer(&far)), (None, None), "no port is active");
+    near.poll_for(SOME_TIME);
+    assert!(matches!(near.endpoint.arm(), Armed::FdOrTimeout(_)), "a worker sleeps while the link is down");
     drop(cable);
     let offer = await_offer(&mut far);
     accept_answer(&far, &answer_offer(&near, &offer));
