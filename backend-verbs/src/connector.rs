@@ -10,7 +10,9 @@ use crate::domain::DomainState;
 use crate::flush::FlushTarget;
 use crate::gid::{MOST, choose_common};
 use crate::peers::{ConnectionNumber, Joining, QueuePairs, SlotState, too_late};
+use crate::port::Port;
 use crate::queue_pair::{Carries, PSN_MASK, PortAddress, QueuePair, QueuePairAddress};
+use crate::retries::FIRST_WAIT;
 
 /// The offer of a connection, which the peer needs to connect. The first field is the version of the others.
 #[derive(Debug, PartialEq, serde::Serialize, serde::Deserialize)]
@@ -109,6 +111,27 @@ impl DomainState {
         Ok(())
     }
 
+    /// Fails if the port is not active: nothing reaches a peer, and the kernel looks for its address for a second.
+    fn check_port(&self) -> Result<()> {
+        let card = &self.card;
+        match Port::query(&card.device, card.port)?.is_active() {
+            true => Ok(()),
+            false => Err(Error::new(ErrorKind::Unreachable, "connect", "the port is not active")),
+        }
+    }
+
+    /// The next connection of a slot could not be made, because a link is down: this side offers one later. That does
+    /// not end the peer.
+    fn retry_later(&self, slot: PeerSlot, error: &Error) {
+        let device = &self.card.device.name;
+        match self.retries.note_failure(slot, self.clock.now()) {
+            FIRST_WAIT => {
+                tracing::warn!(device, slot = slot.0, %error, "a connection cannot be made now: later again")
+            }
+            wait => tracing::debug!(device, slot = slot.0, %error, ?wait, "a connection cannot be made yet"),
+        }
+    }
+
     /// Connects the queue pairs that `slot` has offered. Returns false if the slot has got another state meanwhile.
     fn join_offered(&self, slot: PeerSlot, mut joining: Joining<'_>, offer: &VerbsOffer) -> Result<bool> {
         match self.join(&mut joining.pairs, offer) {
@@ -152,6 +175,10 @@ impl Connector for DomainState {
             return Ok(None);
         };
         drop(table);
+        if let Err(error) = self.check_port() {
+            self.retry_later(slot, &error);
+            return Ok(None);
+        }
         // This side ignores a peer that has used the last number.
         let pairs = self.pairs(self.connection(broken.saturating_add(1)))?;
         let told = self.offer(&pairs)?;
@@ -177,7 +204,12 @@ impl Connector for DomainState {
         // A card takes some milliseconds for this. Meanwhile other slots change, and this one may get another
         // connection. The peer sends nothing before it has the answer.
         let mut joining = Joining { pairs: self.pairs(offer.connection)?, _join: join };
-        self.join(&mut joining.pairs, &offer)?;
+        if let Err(error) = self.check_port().and_then(|()| self.join(&mut joining.pairs, &offer)) {
+            // The peer keeps its offer until it has ours.
+            self.peers.give_up(slot, offer.connection);
+            self.retry_later(slot, &error);
+            return Ok(Vec::new());
+        }
         let answer = self.offer(&joining.pairs)?;
         let mut table = self.peers.lock_working()?;
         if !table.slot(slot)?.takes(offer.connection) {
@@ -186,6 +218,7 @@ impl Connector for DomainState {
         let replaced = table.set(slot, SlotState::Up(Arc::new(joining.pairs)));
         self.peers.mark_changed();
         drop(table);
+        self.retries.forget(slot);
         // The replaced connection stops before the peer has the answer and sends over the next one: a late packet must
         // not land on newer bytes. Stopping also flushes the requests that are posted there, which wakes an endpoint
         // that sleeps: the peer acknowledges nothing over that connection any more, and a card that repeats requests
@@ -202,13 +235,18 @@ impl Connector for DomainState {
         }
         let offer = self.read(answer)?;
         if let Some(joining) = self.peers.take_offered(slot, Some(offer.connection), offer.accesses.len())? {
-            self.join_offered(slot, joining, &offer)?;
+            match self.join_offered(slot, joining, &offer) {
+                Ok(_) => self.retries.forget(slot),
+                Err(error) if error.kind() == ErrorKind::DeviceLost => return Err(error),
+                Err(error) => self.retry_later(slot, &error),
+            }
         }
         Ok(())
     }
 
     fn disconnect(&self, slot: PeerSlot) {
         self.peers.leave(slot);
+        self.retries.forget(slot);
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use multirail_spi::{
-    AbortScope, Access, Capabilities, Connector, DeliveredCost, DeliveredScope, Domain, DomainSetup,
+    AbortScope, Access, Capabilities, Clock, Connector, DeliveredCost, DeliveredScope, Domain, DomainSetup,
     Endpoint, EndpointConfig, Error, ErrorKind, Memory, MemoryRegion, Operations, PeerSlot, Progress,
     RemoteKey, RemoteMemory, Result, Revocation,
 };
@@ -22,6 +22,7 @@ use crate::port::Port;
 use crate::queue_pair::PortAddress;
 use crate::receives::{BUFFERS, IMMS, MESSAGE};
 use crate::region::{Imported, Registered};
+use crate::retries::Retries;
 use crate::status::os_error;
 
 /// The most outstanding requests of all peers together.
@@ -61,6 +62,9 @@ pub(crate) struct DomainState {
     pub(crate) peers: Peers,
     pub(crate) flush_page: FlushPage,
     pub(crate) card: Arc<PortQueues>,
+    pub(crate) clock: Arc<dyn Clock>,
+    /// The slots whose next connection could not be made.
+    pub(crate) retries: Retries,
     pub(crate) capabilities: Capabilities,
     random: Mutex<fastrand::Rng>,
     taken: AtomicBool,
@@ -108,6 +112,8 @@ impl VerbsDomain {
             peers: Peers::default(),
             flush_page: FlushPage::new(&card.device)?,
             card,
+            clock: Arc::clone(&setup.clock),
+            retries: Retries::default(),
             capabilities,
             taken: AtomicBool::new(false),
         })))

@@ -3,13 +3,15 @@
 use std::collections::VecDeque;
 use std::ffi::c_int;
 use std::sync::Arc;
+use std::time::Duration;
 
 use multirail_spi::{
     Armed, Batch, ClosedSlots, Completions, Endpoint, EndpointConfig, ErrorKind, Event, PeerSlot, Piece,
-    PostResult, ReceiveRequest, Result, Status, WorkKind, WorkRequest,
+    PostResult, ReceiveRequest, Result, Status, Time, WorkKind, WorkRequest,
 };
 use rdma_sys as ib;
 
+use crate::destroyer::Destroyer;
 use crate::domain::DomainState;
 use crate::objects::library;
 use crate::peers::{QueuePairs, SlotView};
@@ -29,6 +31,9 @@ const AT_ONCE: usize = 64;
 
 /// A flag of `wc_flags`: the completion has an imm (`IBV_WC_WITH_IMM`).
 const WITH_IMM: u32 = 2;
+/// A worker does not sleep while a slot waits for its next connection, but for no longer than this: while a link is
+/// down, there is none.
+const BROKEN_FOR_LONG: Duration = Duration::from_millis(100);
 /// The status of a request that is posted to a lost device.
 const LOST: PostResult =
     PostResult { accepted: 0, error: Some(Status { kind: ErrorKind::DeviceLost, code: 0 }) };
@@ -50,6 +55,7 @@ pub(crate) struct VerbsEndpoint {
     pub(crate) links: Vec<SlotConnection>,
     /// Connections that have ended and still have requests posted.
     draining: Vec<(PeerSlot, Arc<QueuePairs>)>,
+    destroyer: Destroyer,
     /// Slots whose `PeerGone` is reported. They are free once the engine polls again.
     closed: ClosedSlots,
     pub(crate) send_queues: SendQueues,
@@ -62,6 +68,8 @@ pub(crate) struct VerbsEndpoint {
     /// Whether a slot waits for its `PeerGone`, or for its next connection.
     has_leaving: bool,
     has_broken: bool,
+    /// Since when there has been a slot without its next connection.
+    broken_since: Option<Time>,
     /// The control side has changed a slot since the last poll: the engine may hold requests for the new connection.
     is_changed: bool,
     pub(crate) requests: usize,
@@ -84,6 +92,7 @@ impl VerbsEndpoint {
         Ok(Self {
             links: Vec::new(),
             draining: Vec::new(),
+            destroyer: Destroyer::default(),
             closed: ClosedSlots::default(),
             send_queues: SendQueues::default(),
             receives: Receives::open(&shared.card)?,
@@ -94,6 +103,7 @@ impl VerbsEndpoint {
             retired: Vec::new(),
             has_leaving: false,
             has_broken: false,
+            broken_since: None,
             is_changed: false,
             requests: 0,
             replays: VecDeque::new(),
@@ -119,6 +129,8 @@ impl VerbsEndpoint {
         self.links.resize_with(self.views.len(), SlotConnection::default);
         self.has_leaving = self.views.iter().any(|view| matches!(view, SlotView::Leaving));
         self.has_broken = self.views.iter().any(|view| matches!(view, SlotView::Broken));
+        let since = self.has_broken.then(|| self.broken_since.unwrap_or_else(|| self.shared.clock.now()));
+        self.broken_since = since;
         for (slot, pairs) in self.retired.drain(..) {
             let link = self.links.get(slot.0 as usize).and_then(|link| link.pairs.as_ref());
             // A connection that was made and given up between two polls has no request, but may have arrivals.
@@ -163,6 +175,7 @@ impl VerbsEndpoint {
         // `refresh` moves the queue pairs of links to `draining`, which is then their last holder.
         self.refresh();
         self.draining.clear();
+        self.destroyer.finish();
         self.send_queues = SendQueues::default();
     }
 
@@ -176,20 +189,22 @@ impl VerbsEndpoint {
     /// all read. Then reports the peers that have left.
     fn report_closed_peers(&mut self, read: usize) {
         let send_queues = &mut self.send_queues;
-        let mut place = 0;
-        self.draining.retain(|(_, pairs)| {
-            place += 1;
-            if place > read {
-                return true;
-            }
+        let is_over = |(_, pairs): &mut (PeerSlot, Arc<QueuePairs>)| {
             let is_busy =
                 |pair: &QueuePair| send_queues.get(pair.number()).is_some_and(|queue| queue.posted.len() > 0);
-            if pairs.all().any(is_busy) {
-                return true;
+            let is_over = !pairs.all().any(is_busy);
+            if is_over {
+                pairs.all().for_each(|pair| send_queues.remove(pair.number()));
             }
-            pairs.all().for_each(|pair| send_queues.remove(pair.number()));
-            false
-        });
+            is_over
+        };
+        for (slot, pairs) in self.draining.extract_if(..read.min(self.draining.len()), is_over) {
+            // Once a peer has left, its queue pairs are free for the next one.
+            match self.links.get(slot.0 as usize).map(|link| &link.view) {
+                Some(SlotView::Leaving) | None => drop(pairs),
+                Some(_) => self.destroyer.destroy(pairs),
+            }
+        }
         for (index, link) in self.links.iter_mut().enumerate() {
             let peer = PeerSlot(index as u32);
             let is_over = || {
@@ -369,7 +384,7 @@ impl VerbsEndpoint {
         }
         let failed = queue.posted.failed(entry.wr_id, report);
         let (slot, is_flushed) = (queue.slot, entry.status == ib::IBV_WC_WR_FLUSH_ERR);
-        let status = of_completion(entry.status);
+        let status = of_completion(entry.status, self.shared.card.device.is_software());
         if !is_flushed {
             queue.cause = Some(status);
         }
@@ -380,8 +395,10 @@ impl VerbsEndpoint {
             match status.kind {
                 _ if is_flushed => self.flushed(request, cause),
                 // The kernel takes the keys of a killed process before its queue pairs, so that its death looks the
-                // same.
-                ErrorKind::RemoteAccess => {
+                // same. A peer that does not answer may have died, too; but not if it was this side that had no route.
+                ErrorKind::RemoteAccess | ErrorKind::Unreachable
+                    if entry.status != ib::IBV_WC_LOC_QP_OP_ERR =>
+                {
                     self.waiting.push_back(Event::FailedUnconfirmed { id: request.id, peer: slot, status });
                 }
                 _ => self.waiting.push_back(Event::Failed { id: request.id, status }),
@@ -557,6 +574,9 @@ impl Endpoint for VerbsEndpoint {
         }
         self.refresh();
         self.is_changed = false;
+        if self.has_broken && self.shared.retries.take_due(self.shared.clock.now()) {
+            self.waiting.push_back(Event::EndpointChanged);
+        }
         let stopped = self.draining.len();
         self.drain(into.spare());
         if !self.replays.is_empty() {
@@ -591,12 +611,19 @@ impl Endpoint for VerbsEndpoint {
         let is_idle = code == 0 && !self.drain(CHAIN) && self.waiting.is_empty() && self.draining.is_empty();
         // The caller has to poll for the next connection, to post what it holds for that one, and for a `PeerGone` that
         // is due: nothing wakes it for these. A lost device sends no event at all.
-        if !is_idle || self.is_changed || self.has_broken || self.has_leaving || self.is_lost {
+        if !is_idle || self.is_changed || self.has_leaving || self.is_lost {
+            return Armed::Ready;
+        }
+        let now = || self.shared.clock.now();
+        if self.broken_since.is_some_and(|since| now().since(since) < BROKEN_FOR_LONG) {
             return Armed::Ready;
         }
         // SAFETY: the channel is open.
         #[cfg(unix)]
-        return Armed::Fd(unsafe { (*card.channel.as_ptr()).fd });
+        return match unsafe { (*card.channel.as_ptr()).fd } {
+            fd if self.has_broken => Armed::FdOrTimeout(fd),
+            fd => Armed::Fd(fd),
+        };
         #[cfg(not(unix))]
         Armed::Unsupported
     }
@@ -638,6 +665,7 @@ impl Drop for VerbsEndpoint {
         self.links.clear();
         self.draining.clear();
         self.retired.clear();
+        self.destroyer.finish();
         self.shared.peers.clear();
         self.shared.closed();
     }

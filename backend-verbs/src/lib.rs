@@ -11,6 +11,7 @@
 mod backend;
 mod config;
 mod connector;
+mod destroyer;
 mod device;
 mod device_memory;
 mod domain;
@@ -24,6 +25,7 @@ mod posted;
 mod queue_pair;
 mod receives;
 mod region;
+mod retries;
 mod send_queues;
 #[cfg(all(test, target_os = "linux"))]
 mod soft_roce;

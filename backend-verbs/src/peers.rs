@@ -197,7 +197,7 @@ pub(crate) enum SlotView {
     Free,
     Up(Arc<QueuePairs>),
     Broken,
-    /// The connection is broken, and there will be no next one.
+    /// The connection is broken, and there is no next one before the fence is lifted.
     Fenced,
     Lost,
     Leaving,
@@ -398,8 +398,18 @@ impl Peers {
         is_broken
     }
 
-    /// Stops the queue pairs of a slot for good: they take no arrival any more, and the slot gets no next connection.
-    /// Pending while queue pairs of the slot are being connected.
+    /// Gives up the connection of a slot: the peer has offered the next one, and this side could not make it. The slot
+    /// offers a later one.
+    pub(crate) fn give_up(&self, slot: PeerSlot, offered: ConnectionNumber) {
+        let mut table = self.lock();
+        if table.slot(slot).is_ok_and(|state| state.takes(offered)) {
+            table.set(slot, SlotState::Broken { generation: offered.generation, offer: None });
+            self.mark_changed();
+        }
+    }
+
+    /// Stops the queue pairs of a slot: they take no arrival any more, and the slot offers no next connection until the
+    /// fence is lifted. Pending while queue pairs of the slot are being connected.
     ///
     /// # Errors
     /// That of the card, if it does not stop a queue pair.
@@ -408,19 +418,27 @@ impl Peers {
         let stop = |pairs: &Arc<QueuePairs>| pairs.all().try_for_each(QueuePair::stop);
         let mut retired = table.retired.iter().filter(|(of, _)| *of == slot);
         retired.try_for_each(|(_, pairs)| stop(pairs))?;
-        let generation = match table.slots.get(slot.0 as usize) {
+        let generation = match table.slots.get_mut(slot.0 as usize) {
             Some(SlotState::Joining { .. }) => return Poll::Pending,
             Some(SlotState::Up(pairs)) => {
                 stop(pairs)?;
                 pairs.connection.generation
             }
-            Some(SlotState::Broken { generation, .. }) => *generation,
+            Some(SlotState::Broken { generation, offer }) => {
+                // The peer may have taken the offer and posted requests. These would arrive if its answer, which is
+                // still under way, connected the queue pairs.
+                if let Some(offer) = offer.take() {
+                    *generation = offer.connection.generation;
+                }
+                *generation
+            }
             _ => return Poll::Ready(Ok(())),
         };
-        if !table.is_fenced(slot) {
-            table.fenced.push((slot, generation));
-            self.mark_changed();
+        match table.fenced.iter_mut().find(|(fenced, _)| *fenced == slot) {
+            Some((_, stopped)) => *stopped = generation,
+            None => table.fenced.push((slot, generation)),
         }
+        self.mark_changed();
         Poll::Ready(Ok(()))
     }
 

@@ -199,7 +199,7 @@ impl Receives {
     fn copy(&self, arrival: &ReceivedMessage, receive: &UserReceive) -> Result<(), Status> {
         let UserReceive { request, device_region } = receive;
         if u64::from(arrival.len) > request.len {
-            return Err(of_completion(ib::IBV_WC_LOC_LEN_ERR));
+            return Err(of_completion(ib::IBV_WC_LOC_LEN_ERR, false));
         }
         let from = self.memory.as_ptr().wrapping_add(arrival.buffer as usize * MESSAGE);
         if let Some(region) = device_region {

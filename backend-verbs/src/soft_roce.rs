@@ -118,6 +118,19 @@ impl TestEndpoint {
         }
     }
 
+    /// Polls for so long, and at least once. Keeps the events.
+    pub(crate) fn poll_for(&mut self, span: Duration) {
+        let (mut events, end) = (Completions::with_room(16), Instant::now() + span);
+        loop {
+            events.clear();
+            self.endpoint.poll(&mut events);
+            self.events.extend(events.as_slice());
+            if Instant::now() >= end {
+                return;
+            }
+        }
+    }
+
     /// Makes the device's completions unreadable from now on.
     pub(crate) fn lose(&mut self) {
         // SAFETY: the device is open, and this thread alone polls it.

@@ -17,15 +17,18 @@ pub(crate) const NOT_REGISTERED: i32 = -3;
 
 /// Converts the status of a failed completion. Only its `wr_id`, `status`, `qp_num` and
 /// `vendor_err` are valid (ibv_poll_cq(3)).
-pub(crate) fn of_completion(status: ib::ibv_wc_status) -> Status {
+pub(crate) fn of_completion(status: ib::ibv_wc_status, is_software: bool) -> Status {
     let kind = match status {
         ib::IBV_WC_REM_ACCESS_ERR | ib::IBV_WC_REM_INV_REQ_ERR => ErrorKind::RemoteAccess,
         ib::IBV_WC_LOC_PROT_ERR => ErrorKind::LocalAccess,
         ib::IBV_WC_LOC_LEN_ERR => ErrorKind::TooLarge,
-        // The peer does not answer, or not any more.
+        // The peer does not answer over this path, or not any more.
         ib::IBV_WC_RETRY_EXC_ERR | ib::IBV_WC_RNR_RETRY_EXC_ERR | ib::IBV_WC_RESP_TIMEOUT_ERR => {
-            ErrorKind::PeerDied
+            ErrorKind::Unreachable
         }
+        // Soft-RoCE has no route to the peer (`rxe_requester`, `prepare4`): the interface is down, or its address is
+        // gone. A card reports a wrong request this way.
+        ib::IBV_WC_LOC_QP_OP_ERR if is_software => ErrorKind::Unreachable,
         // The request was behind a failed one. It was not executed, or that is unknown.
         ib::IBV_WC_WR_FLUSH_ERR | ib::IBV_WC_REM_ABORT_ERR => ErrorKind::Unreachable,
         ib::IBV_WC_FATAL_ERR => ErrorKind::DeviceLost,
@@ -88,11 +91,13 @@ mod tests {
 
     #[test]
     fn statuses_have_their_kinds() {
-        let of = |status| of_completion(status).kind;
+        let of = |status| of_completion(status, false).kind;
         assert_eq!(of(ib::IBV_WC_REM_ACCESS_ERR), ErrorKind::RemoteAccess);
-        assert_eq!(of(ib::IBV_WC_RETRY_EXC_ERR), ErrorKind::PeerDied);
+        assert_eq!(of(ib::IBV_WC_RETRY_EXC_ERR), ErrorKind::Unreachable);
         assert_eq!(of(ib::IBV_WC_WR_FLUSH_ERR), ErrorKind::Unreachable);
         assert_eq!(of(ib::IBV_WC_GENERAL_ERR), ErrorKind::Io);
+        assert_eq!(of(ib::IBV_WC_LOC_QP_OP_ERR), ErrorKind::Io);
+        assert_eq!(of_completion(ib::IBV_WC_LOC_QP_OP_ERR, true).kind, ErrorKind::Unreachable);
     }
 
     #[test]

@@ -1,5 +1,8 @@
-//! Connections between two soft-RoCE devices: offers that cross, and joins that are stopped between the last step of
-//! the card and the slot's.
+//! Connections between two soft-RoCE devices: offers that cross, joins that are stopped between the last step of the
+//! card and the slot's, fences, and a link that goes down.
+
+use std::process::Command;
+use std::time::Duration;
 
 use multirail_spi::{Armed, Completions, Domain, Event, Memory, ReceiveRequest, Status, WorkKind};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -293,4 +296,181 @@ fn a_fence_waits_for_the_end_of_a_join() {
     assert!(domain.connector().fence(near.slot).is_pending());
     assert!(domain.0.peers.raise(near.slot, joining).unwrap());
     assert!(matches!(domain.connector().fence(near.slot), Poll::Ready(Ok(()))));
+}
+
+/// Fences the slot of a side.
+fn fence(side: &TestEndpoint) {
+    assert!(matches!(side.domain.connector().fence(side.slot), Poll::Ready(Ok(()))));
+}
+
+fn lift_fence(side: &TestEndpoint) {
+    side.domain.connector().lift_fence(side.slot).unwrap();
+}
+
+fn next_offer(side: &TestEndpoint) -> Option<Vec<u8>> {
+    side.domain.connector().next_offer(side.slot).unwrap()
+}
+
+/// For so long a card repeats a request several times.
+const SOME_TIME: Duration = Duration::from_millis(400);
+
+/// Two connected endpoints. The cards repeat a request until it is aborted.
+fn patient_sides() -> (TestEndpoint, TestEndpoint) {
+    let (near, far) = (TestEndpoint::with_retries("rxe0", 7), TestEndpoint::with_retries("rxe1", 7));
+    near.complete(&far);
+    far.complete(&near);
+    (near, far)
+}
+
+/// Aborts the request of a side. It must end without success.
+fn abort(side: &mut TestEndpoint) {
+    side.endpoint.abort(side.slot);
+    let end = side.end();
+    assert!(!matches!(end, Event::Done { .. }), "{end:?}");
+}
+
+#[test]
+#[ignore = "needs soft-RoCE: ci/rdma-vm/suite"]
+fn a_slot_carries_writes_again_after_a_fence_and_nothing_old_lands() {
+    let (mut near, mut far) = patient_sides();
+    assert!(matches!(far.write(1, &near), Event::Done { .. }));
+    for round in [10, 20] {
+        let before = near.bytes();
+        fence(&near);
+        assert_eq!(next_offer(&near), None, "a fenced slot makes no offer");
+        far.begin(WorkKind::Write, round, None, &near);
+        far.poll_for(SOME_TIME);
+        assert!(near.bytes() == before, "a byte has landed behind the fence");
+        lift_fence(&near);
+        near.poll_for(Duration::ZERO);
+        far.poll_for(SOME_TIME);
+        assert!(near.bytes() == before, "a byte of the old connection has landed after the fence");
+        abort(&mut far);
+        let offer = next_offer(&near).expect("an offer");
+        accept_answer(&near, &answer_offer(&far, &offer));
+        near.poll_for(SOME_TIME);
+        assert!(near.bytes() == before, "an aborted write has landed over the next connection");
+        assert!(matches!(far.write(round + 1, &near), Event::Done { .. }));
+        assert!(near.bytes() == [round + 1; LEN]);
+        assert!(matches!(near.write(round + 2, &far), Event::Done { .. }));
+        exchange(&mut near, &mut far, u32::from(round) + 3);
+        exchange(&mut far, &mut near, u32::from(round) + 6);
+    }
+}
+
+#[test]
+#[ignore = "needs soft-RoCE: ci/rdma-vm/suite"]
+fn a_fence_withdraws_the_offer_of_the_next_connection() {
+    let (mut near, mut far) = patient_sides();
+    assert!(matches!(far.write(1, &near), Event::Done { .. }));
+    let offer = break_connection(&mut near);
+    let answer = answer_offer(&far, &offer);
+    // The peer posts over the next connection, and asks for a fence before its answer is read.
+    far.begin(WorkKind::Write, 2, None, &near);
+    fence(&near);
+    accept_answer(&near, &answer);
+    near.poll_for(Duration::ZERO);
+    far.poll_for(SOME_TIME);
+    assert!(near.bytes() == [1; LEN], "a byte has landed behind the fence");
+    abort(&mut far);
+    lift_fence(&near);
+    let offer = next_offer(&near).expect("an offer");
+    accept_answer(&near, &answer_offer(&far, &offer));
+    assert!(matches!(far.write(3, &near), Event::Done { .. }));
+    assert!(near.bytes() == [3; LEN]);
+}
+
+#[test]
+#[ignore = "needs soft-RoCE: ci/rdma-vm/suite"]
+fn a_second_fence_stops_the_connection_that_was_made_behind_the_first() {
+    let (mut near, mut far) = patient_sides();
+    fence(&near);
+    let offer = break_connection(&mut far);
+    accept_answer(&far, &answer_offer(&near, &offer));
+    fence(&near);
+    lift_fence(&near);
+    let offer = next_offer(&near).expect("the connection is stopped, and the slot needs the next one");
+    accept_answer(&near, &answer_offer(&far, &offer));
+    exchange(&mut near, &mut far, 10);
+}
+
+/// The cable is out while this value lives.
+struct CableOut;
+
+impl CableOut {
+    fn new() -> Self {
+        Self::set("down");
+        Self
+    }
+
+    fn set(state: &str) {
+        assert!(Command::new("ip").args(["link", "set", "veth1", state]).status().unwrap().success());
+    }
+}
+
+impl Drop for CableOut {
+    fn drop(&mut self) {
+        Self::set("up");
+    }
+}
+
+/// Waits until a side offers its next connection.
+fn await_offer(side: &mut TestEndpoint) -> Vec<u8> {
+    loop {
+        side.until(|event| matches!(event, Event::EndpointChanged));
+        if let Some(offer) = next_offer(side) {
+            return offer;
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs soft-RoCE: ci/rdma-vm/suite"]
+fn requests_fail_by_their_path_while_the_link_is_down() {
+    let (_, mut near, mut far) = sides();
+    near.complete(&far);
+    far.complete(&near);
+    let cable = CableOut::new();
+    let unconfirmed = near.write(1, &far);
+    let status = Status { kind: ErrorKind::Unreachable, code: rdma_sys::IBV_WC_RETRY_EXC_ERR as i32 };
+    assert_eq!(unconfirmed, Event::FailedUnconfirmed { id: 1, peer: near.slot, status });
+    // This side's interface is down.
+    let status = Status { kind: ErrorKind::Unreachable, code: rdma_sys::IBV_WC_LOC_QP_OP_ERR as i32 };
+    assert_eq!(far.write(2, &near), Event::Failed { id: 2, status });
+    assert_eq!((next_offer(&near), next_offer(&far)), (None, None), "no port is active");
+    near.poll_for(SOME_TIME);
+    assert!(matches!(near.endpoint.arm(), Armed::FdOrTimeout(_)), "a worker sleeps while the link is down");
+    drop(cable);
+    let offer = await_offer(&mut far);
+    accept_answer(&far, &answer_offer(&near, &offer));
+    exchange(&mut near, &mut far, 10);
+    exchange(&mut far, &mut near, 20);
+}
+
+#[test]
+#[ignore = "needs soft-RoCE: ci/rdma-vm/suite"]
+fn a_connection_that_cannot_be_made_while_the_link_is_down_is_made_later() {
+    let (_, mut near, mut far) = sides();
+    near.complete(&far);
+    far.complete(&near);
+    // The side that is asked cannot connect.
+    let offer = break_connection(&mut near);
+    let cable = CableOut::new();
+    assert_eq!(answer_offer(&far, &offer), [], "the peer stays, and gets an offer later");
+    drop(cable);
+    let offer = await_offer(&mut far);
+    accept_answer(&far, &answer_offer(&near, &offer));
+    exchange(&mut near, &mut far, 10);
+
+    // The side that has asked cannot connect.
+    let offer = break_connection(&mut far);
+    let answer = answer_offer(&near, &offer);
+    let cable = CableOut::new();
+    accept_answer(&far, &answer);
+    drop(cable);
+    far.events.clear();
+    let offer = await_offer(&mut far);
+    accept_answer(&far, &answer_offer(&near, &offer));
+    exchange(&mut near, &mut far, 20);
+    exchange(&mut far, &mut near, 30);
 }
