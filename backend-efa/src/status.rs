@@ -62,7 +62,7 @@ pub(crate) fn is_unreachable(code: c_int) -> bool {
 /// `EFA_IO_COMP_STATUSES`), to an error number of libfabric.
 ///
 /// libfabric's own mapping differs between versions: 1.17 maps every status to FI_EIO. Numbers that are no status of a
-/// card are the provider's own. All but three of them (13 and 4100 below) keep libfabric's error, `otherwise`.
+/// card are the provider's own. All but three of them (4100 and 13 below) keep libfabric's error, `otherwise`.
 pub(crate) fn card_error(status: c_int, otherwise: c_int) -> c_int {
     let error = match status {
         // Flushed; internal error of the queue pair. The queue pair does not work any more: this side cancels nothing.
@@ -155,7 +155,7 @@ mod tests {
     #[test]
     fn statuses_of_cards_have_their_kinds() {
         let of = |status| kind(card_error(status, sys::FI_EIO as c_int));
-        assert_eq!([1, 2].map(of), [ErrorKind::DeviceLost; 2]);
+        assert_eq!([1, 2, 4100].map(of), [ErrorKind::DeviceLost; 3]);
         assert_eq!([3, 5, 12, 4096].map(of), [ErrorKind::Io; 4]);
         assert_eq!([6, 11].map(of), [ErrorKind::TooLarge; 2]);
         assert_eq!(of(7), ErrorKind::RemoteAccess);
