@@ -130,6 +130,50 @@ fn a_slow_card_costs_what_it_is_slower() {
     assert!(learnt >= bound);
 }
 
+/// A host with one card, and one with two, whose path over the first one breaks. The host with one card learns of that
+/// from the peer's fence. Its operations wait until its only path is back.
+#[test]
+fn the_only_path_comes_back_too() {
+    let clock = VirtualClock::default();
+    let open = |devices, link, seed| {
+        let cards = Loopback::with(LoopbackConfig::default().devices(devices).link(link));
+        let transport = TransportConfig::new("cards", Arc::new(cards));
+        let builder = FabricBuilder::new().transport(transport).clock(Arc::new(clock.clone()));
+        builder.seed(seed).caller_driven().open().unwrap()
+    };
+    let path =
+        BrokenPath { device: 0, peer: None, from: Time::ZERO.after(MS), until: Time::ZERO.after(3 * MS) };
+    let path_errors_after = Some(Duration::from_micros(50));
+    let two = LinkModel { broken_paths: vec![path], path_errors_after, ..LinkModel::p5() };
+    let fabrics = [open(1, LinkModel::p5(), 0), open(2, two, 1)];
+    let (to_two, to_one) = fabrics[0].connect_local(&fabrics[1]).unwrap();
+    let peers = [to_two, to_one];
+    let regions = [0, 1].map(|of: usize| fabrics[of].alloc(LEN, Access::all()).unwrap());
+    let remotes = [0, 1].map(|of: usize| peers[of].import(&regions[1 - of].descriptor()).unwrap());
+    let write = |of: usize| peers[of].write(&regions[of], 0..1 << 20, &remotes[of], 1 << 20).unwrap();
+    let (mut ended, mut ops) = ([0, 0], [write(0), write(1)]);
+    while clock.now() < Time::ZERO.after(40 * MS) {
+        if fabrics.iter().map(|fabric| fabric.step().events).sum::<usize>() == 0 {
+            let due = fabrics.iter().map(Fabric::due).fold(Time::NEVER, Time::min);
+            clock.advance(due.since(clock.now()).max(Duration::from_nanos(1)));
+        }
+        for of in [0, 1] {
+            if let Some(result) = ops[of].try_result() {
+                result.unwrap();
+                ended[of] += 1;
+                ops[of] = write(of);
+            }
+        }
+    }
+    let one = &fabrics[0].counters()[0];
+    println!(
+        "{ended:?} transfers; the only path broke {} times, and came back {}",
+        one.paths_broken, one.paths_mended
+    );
+    assert!(one.paths_broken > 0 && one.paths_mended == one.paths_broken);
+    assert!(ended[0] > 50 && ended[1] > 50, "{ended:?}");
+}
+
 /// A path to one peer breaks: the card still carries everything to the other one.
 #[test]
 fn a_broken_path_to_one_peer_leaves_the_others_alone() {

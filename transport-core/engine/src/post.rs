@@ -410,7 +410,7 @@ impl Engine {
     #[inline]
     pub(super) fn post(&mut self) -> (usize, usize) {
         let (mut posted, mut untried_rails) = (std::mem::take(&mut self.posted_at_once), 0);
-        if self.may_take_over && self.rails.len() > 1 {
+        if self.may_take_over && (self.rails.len() > 1 || !self.handed_over.is_empty()) {
             untried_rails += self.take_over_pieces();
         }
         for rail in 0..self.rails.len() {

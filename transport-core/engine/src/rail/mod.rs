@@ -37,8 +37,9 @@ use speed_meter::SpeedMeter;
 /// engine posts too early at most once per 100 round trips.
 const UNRESPONSIVE_ROUND_TRIPS: u32 = 100;
 
-/// A path counts as broken no earlier than this after its oldest request has stopped to make progress. A network that
-/// loses a packet repeats it within a few milliseconds.
+/// A path counts as broken no earlier than this after its oldest request has stopped to make progress. A card that loses a
+/// packet repeats it within a few milliseconds. verbs may take longer (its packet timeout): then one lost packet breaks a
+/// path, which costs less than to wait for the card.
 const LEAST_STUCK: Duration = Duration::from_millis(10);
 
 /// The same where the peer's processor takes part in each request: its threads may be kept off their cores.
