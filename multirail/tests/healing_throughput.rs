@@ -33,12 +33,8 @@ struct Hosts {
 impl Hosts {
     fn new(link: LinkModel) -> Self {
         let clock = VirtualClock::default();
-        let open = |link, seed| {
-            let cards = Loopback::with(LoopbackConfig::default().devices(CARDS).groups(8).link(link));
-            let transport = TransportConfig::new("cards", Arc::new(cards));
-            let builder = FabricBuilder::new().transport(transport).clock(Arc::new(clock.clone()));
-            builder.seed(seed).caller_driven().open().unwrap()
-        };
+        let cards = || LoopbackConfig::default().devices(CARDS).groups(8);
+        let open = |link, seed| open_cards(&clock, cards().link(link), seed);
         let target = LinkModel { fence_takes: Duration::from_micros(30), ..LinkModel::p5() };
         let fabrics = [open(link, 0), open(target, 1)];
         let (to_target, _) = fabrics[0].connect_local(&fabrics[1]).unwrap();
@@ -130,17 +126,45 @@ fn a_slow_card_costs_what_it_is_slower() {
     assert!(learnt >= bound);
 }
 
+/// Keeps two operations under way for `span`, each made by `write` with its number. Returns how many have ended, all of
+/// them well.
+fn keep_writing(
+    clock: &VirtualClock,
+    fabrics: &[Fabric],
+    write: impl Fn(usize) -> Op,
+    span: Duration,
+) -> [u32; 2] {
+    let (mut ended, mut ops) = ([0, 0], [write(0), write(1)]);
+    while clock.now() < Time::ZERO.after(span) {
+        if fabrics.iter().map(|fabric| fabric.step().events).sum::<usize>() == 0 {
+            let due = fabrics.iter().map(Fabric::due).fold(Time::NEVER, Time::min);
+            clock.advance(due.since(clock.now()).max(Duration::from_nanos(1)));
+        }
+        for (number, op) in ops.iter_mut().enumerate() {
+            if let Some(result) = op.try_result() {
+                result.unwrap();
+                ended[number] += 1;
+                *op = write(number);
+            }
+        }
+    }
+    ended
+}
+
+/// A host with these cards, in virtual time.
+fn open_cards(clock: &VirtualClock, cards: LoopbackConfig, seed: u64) -> Fabric {
+    let transport = TransportConfig::new("cards", Arc::new(Loopback::with(cards)));
+    let builder = FabricBuilder::new().transport(transport).clock(Arc::new(clock.clone()));
+    builder.seed(seed).caller_driven().open().unwrap()
+}
+
 /// A host with one card, and one with two, whose path over the first one breaks. The host with one card learns of that
 /// from the peer's fence. Its operations wait until its only path is back.
 #[test]
 fn the_only_path_comes_back_too() {
     let clock = VirtualClock::default();
-    let open = |devices, link, seed| {
-        let cards = Loopback::with(LoopbackConfig::default().devices(devices).link(link));
-        let transport = TransportConfig::new("cards", Arc::new(cards));
-        let builder = FabricBuilder::new().transport(transport).clock(Arc::new(clock.clone()));
-        builder.seed(seed).caller_driven().open().unwrap()
-    };
+    let open =
+        |devices, link, seed| open_cards(&clock, LoopbackConfig::default().devices(devices).link(link), seed);
     let path =
         BrokenPath { device: 0, peer: None, from: Time::ZERO.after(MS), until: Time::ZERO.after(3 * MS) };
     let path_errors_after = Some(Duration::from_micros(50));
@@ -151,20 +175,7 @@ fn the_only_path_comes_back_too() {
     let regions = [0, 1].map(|of: usize| fabrics[of].alloc(LEN, Access::all()).unwrap());
     let remotes = [0, 1].map(|of: usize| peers[of].import(&regions[1 - of].descriptor()).unwrap());
     let write = |of: usize| peers[of].write(&regions[of], 0..1 << 20, &remotes[of], 1 << 20).unwrap();
-    let (mut ended, mut ops) = ([0, 0], [write(0), write(1)]);
-    while clock.now() < Time::ZERO.after(40 * MS) {
-        if fabrics.iter().map(|fabric| fabric.step().events).sum::<usize>() == 0 {
-            let due = fabrics.iter().map(Fabric::due).fold(Time::NEVER, Time::min);
-            clock.advance(due.since(clock.now()).max(Duration::from_nanos(1)));
-        }
-        for of in [0, 1] {
-            if let Some(result) = ops[of].try_result() {
-                result.unwrap();
-                ended[of] += 1;
-                ops[of] = write(of);
-            }
-        }
-    }
+    let ended = keep_writing(&clock, &fabrics, write, 40 * MS);
     let one = &fabrics[0].counters()[0];
     println!(
         "{ended:?} transfers; the only path broke {} times, and came back {}",
@@ -178,12 +189,7 @@ fn the_only_path_comes_back_too() {
 #[test]
 fn a_broken_path_to_one_peer_leaves_the_others_alone() {
     let clock = VirtualClock::default();
-    let open = |link, seed| {
-        let cards = Loopback::with(LoopbackConfig::default().devices(2).link(link));
-        let transport = TransportConfig::new("cards", Arc::new(cards));
-        let builder = FabricBuilder::new().transport(transport).clock(Arc::new(clock.clone()));
-        builder.seed(seed).caller_driven().open().unwrap()
-    };
+    let open = |link, seed| open_cards(&clock, LoopbackConfig::default().devices(2).link(link), seed);
     let path = BrokenPath { device: 1, peer: Some(0), from: Time::ZERO.after(MS), until: Time::NEVER };
     let fabrics = [
         open(LinkModel { broken_paths: vec![path], ..LinkModel::p5() }, 0),
@@ -195,21 +201,7 @@ fn a_broken_path_to_one_peer_leaves_the_others_alone() {
     let targets = [&fabrics[1], &fabrics[2]].map(|target| target.alloc(LEN, Access::all()).unwrap());
     let remotes = [0, 1].map(|of| peers[of].import(&targets[of].descriptor()).unwrap());
     let write = |of: usize| peers[of].write(&source, 0..LEN, &remotes[of], 0).unwrap();
-    let mut ended = [0, 0];
-    let mut ops = [write(0), write(1)];
-    while clock.now() < Time::ZERO.after(60 * MS) {
-        if fabrics.iter().map(|fabric| fabric.step().events).sum::<usize>() == 0 {
-            let due = fabrics.iter().map(Fabric::due).fold(Time::NEVER, Time::min);
-            clock.advance(due.since(clock.now()).max(Duration::from_nanos(1)));
-        }
-        for of in [0, 1] {
-            if let Some(result) = ops[of].try_result() {
-                result.unwrap();
-                ended[of] += 1;
-                ops[of] = write(of);
-            }
-        }
-    }
+    let ended = keep_writing(&clock, &fabrics, write, 60 * MS);
     let rail = &fabrics[0].counters()[1];
     println!("{ended:?} transfers, {} paths broken, {} requests replayed", rail.paths_broken, rail.replayed);
     assert_eq!(rail.paths_broken, 1);

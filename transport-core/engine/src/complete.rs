@@ -638,7 +638,7 @@ impl Engine {
         }
     }
 
-    /// Moves the broken paths on that are on their way back. Lowers `next` to the time of the next such move. Returns
+    /// Moves the paths on that are on their way back. Lowers `next` to the time of the next such move. Returns
     /// the number of moves.
     pub(super) fn advance_comebacks(&mut self, now: Time, next: &mut Time) -> usize {
         let mut moves = 0;

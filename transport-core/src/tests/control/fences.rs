@@ -52,6 +52,45 @@ fn each_fence_is_answered_with_its_number() {
     assert!(peer.is_alive());
 }
 
+/// This side has broken its path over the pair, too, because the peer wanted a fence. Until it has settled that path, it
+/// answers no peer that wants to send there again.
+#[test]
+fn a_fence_is_lifted_once_both_sides_are_settled() {
+    let (mut raw, fabric, peer) = raw();
+    raw.send(&fence(1, 0));
+    raw.send(&Frame::Fence { id: 2, transport: "null".into(), pair: 0, kind: FenceKind::Lift });
+    let (ours, answered) = std::thread::scope(|scope| {
+        let answers = scope.spawn(|| {
+            let (mut ours, mut answered) = (None, Vec::new());
+            while answered.len() < 2 {
+                match raw.recv() {
+                    Some(Frame::Fence { id, kind, .. }) => {
+                        assert!(answered.iter().all(|id| *id != 2), "lifted before this side was settled");
+                        assert_eq!(kind, FenceKind::PathLost);
+                        ours = Some(id);
+                        raw.send(&Frame::Fenced {
+                            id,
+                            report: Some(FenceReport { imms: u64::MAX }),
+                            reason: String::new(),
+                        });
+                    }
+                    // The backend of this test can do neither.
+                    Some(Frame::Fenced { id, report: None, .. }) => answered.push(id),
+                    other => panic!("{other:?}"),
+                }
+            }
+            (ours, answered)
+        });
+        while !answers.is_finished() {
+            fabric.step();
+        }
+        answers.join().unwrap()
+    });
+    assert!(ours.is_some());
+    assert_eq!(answered, [1, 2]);
+    assert!(peer.is_alive());
+}
+
 #[test]
 fn a_fence_of_an_unknown_pair_ends_the_peer() {
     let (mut raw, _fabric, peer) = raw();
