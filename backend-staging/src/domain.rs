@@ -68,6 +68,8 @@ impl StagedDomain {
         // A message from staged memory has to fit one slot.
         capabilities.max_message = capabilities.max_message.min(SLOT_LEN as u64);
         capabilities.max_inline = 0;
+        // A staged request is copied by the target, which no fence of the device keeps from it.
+        capabilities.fences = false;
         capabilities.ordering = Ordering::empty();
         capabilities.round_trip += ADDED_ROUND_TRIP;
         Ok(Self(Arc::new(DomainState {

@@ -185,6 +185,8 @@ impl RailStatus {
             ("taken_over", counters.taken_over),
             ("replayed", counters.replayed),
             ("replayed_bytes", counters.replayed_bytes),
+            ("paths_broken", counters.paths_broken),
+            ("paths_mended", counters.paths_mended),
             ("direct", counters.direct),
             ("direct_bytes", counters.direct_bytes),
         ];

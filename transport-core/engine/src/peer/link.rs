@@ -50,7 +50,7 @@ pub struct PairedRail {
     pub remote: u16,
     /// The rail's share of the link's bytes, relative to the weights of the other rails.
     pub weight: u32,
-    /// What the pair carries now, compared with other pairs: its weight times [`FULL_CAPACITY`], less if it is slow or has
+    /// What the pair carries now, compared with other pairs: its weight times a constant, less if it is slow or has
     /// just come back, and 0 while its path is broken. The engine changes it.
     pub capacity: AtomicU64,
     /// The renewals of the slot's address that are under way.
