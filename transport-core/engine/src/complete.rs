@@ -755,7 +755,9 @@ impl Engine {
     pub(super) fn measure_speed(&mut self, rail: usize) {
         let now = self.now();
         let this = &mut self.rails[rail];
-        let was_full = this.window.was_blocked() || this.queue_full_logged;
+        // If all requests have ended since the last poll, this thread is too slow, and not the rail.
+        let is_busy = this.inflight.cost_in_flight() > 0;
+        let was_full = is_busy && (this.window.was_blocked() || this.queue_full_logged);
         if this.meter.note(now, this.inflight.ended_cost(), was_full) {
             self.update_speeds();
         }

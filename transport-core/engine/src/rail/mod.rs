@@ -102,8 +102,11 @@ impl Rail {
         let batch_bytes = domain.capabilities().batch_bytes;
         let window = SendWindow::of(domain.capabilities());
         let nominal = domain.capabilities().link_bits_per_s.map(|bits| bits / 8);
-        let meter =
-            SpeedMeter::new(nominal.filter(|_| window.is_limited()), domain.capabilities().round_trip);
+        let meter = SpeedMeter::new(
+            nominal.filter(|_| window.is_limited()),
+            domain.capabilities().round_trip,
+            window.limit(),
+        );
         Ok(Self {
             endpoint,
             domain,
