@@ -76,7 +76,7 @@ fn a_killed_server_is_found_again() {
         let (progress, sent) = last_rows(&sender);
         let bytes = progress["progress_bytes"].as_u64().unwrap();
         assert!(bytes <= progress["total_bytes"].as_u64().unwrap(), "{progress}");
-        // What was stored before is not sent again: each byte once, and what was under way.
+        // The client sends no byte again that the server has stored, only those that were under way.
         let total = sent["bytes"].as_u64().unwrap();
         assert!(bytes <= total + total / 100 + WINDOW, "{bytes} bytes were sent of {total}");
         assert_eq!(sent["resent_bytes"], 0, "{sent}");
@@ -151,7 +151,7 @@ fn the_option_needs_resume_and_a_server_at_first() {
     assert!(!done && said.contains("--resume"), "{said}");
     let (done, _, said) = run(&["send", text(&path), "--to", "127.0.0.1:9", "--resume", "--reconnect=soon"]);
     assert!(!done && said.contains("unknown time unit"), "{said}");
-    // Nobody has listened there: a wrong address is not waited for.
+    // Nobody listens at this address. `send` does not wait for an address that it has never reached.
     let (done, _, said) = run(&["send", text(&path), "--to", "127.0.0.1:9", "--resume", "--reconnect=10min"]);
     assert!(!done && said.contains("refused"), "{said}");
 }

@@ -527,7 +527,7 @@ fn a_message_waits_for_its_rail() {
         (target.alloc(PAGE, Access::LOCAL).unwrap(), initiator.alloc(PAGE, Access::LOCAL).unwrap());
     let send =
         |deadline| hosts.to_target.send_with(&from, 0..PAGE, &SendOptions::new().deadline(deadline)).unwrap();
-    // Nobody knows whether the first one has arrived.
+    // The first message may have arrived, so the engine does not send it again.
     let first = result(&hosts, &mut send(DEADLINE)).unwrap_err();
     assert_eq!(first.kind(), ErrorKind::Unreachable, "{first}");
     let late = result(&hosts, &mut send(DEADLINE / 10)).unwrap_err();

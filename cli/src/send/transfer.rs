@@ -33,7 +33,7 @@ pub struct Transfer<'a> {
     row: PathResults,
 }
 
-/// What was done at a loss of the connection, to see whether there is progress.
+/// What `send` had done when it lost the connection: it compares two losses, to see whether there is progress.
 #[derive(PartialEq, Eq)]
 struct Mark {
     next: usize,

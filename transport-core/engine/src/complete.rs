@@ -351,11 +351,7 @@ impl Engine {
                 self.keep_lost(rail, id);
             }
         }
-        if let Some(Some(state)) = self.links.get(link as usize) {
-            let asks = self.fence_kind(rail);
-            let request = FenceRequest::new(Arc::clone(&self.handle), (rail, slot), link, peer, asks);
-            state.peer.context.fence_wanted(self.handle.group, request);
-        }
+        self.ask_peer((rail, slot), link, self.fence_kind(rail));
     }
 
     /// A peer was admitted after devices were lost.
@@ -377,11 +373,15 @@ impl Engine {
             return;
         };
         for slot in state.slots_that_only_receive(rail) {
-            let asks = self.fence_kind(rail);
-            let request =
-                FenceRequest::new(Arc::clone(&self.handle), (rail, slot), link, state.peer.id, asks);
-            state.peer.context.fence_wanted(self.handle.group, request);
+            self.ask_peer((rail, slot), link, self.fence_kind(rail));
         }
+    }
+
+    /// Asks the peer of a link for a fence of a pair of rails, or to lift it.
+    fn ask_peer(&self, (rail, slot): (usize, PeerSlot), link: u32, kind: FenceKind) {
+        let Some(Some(state)) = self.links.get(link as usize) else { return };
+        let request = FenceRequest::new(Arc::clone(&self.handle), (rail, slot), link, state.peer.id, kind);
+        state.peer.context.fence_wanted(self.handle.group, request);
     }
 
     /// The peer has lost its path from the other end of a slot, or its device there (`is_device_lost`): then the path
@@ -440,7 +440,7 @@ impl Engine {
     /// Whether broken paths come back, and others carry the requests meanwhile: there are several rails, and all can
     /// fence.
     fn heals(&self) -> bool {
-        self.rails.len() > 1 && self.rails.iter().all(|rail| rail.domain.capabilities().fences)
+        self.path_check_interval.is_some()
     }
 
     /// Whether a path to the peer of a link is broken that may come back, and that can carry an operation of this kind:
@@ -566,15 +566,13 @@ impl Engine {
     /// meanwhile, and learns of the loss.
     fn end_comeback(&mut self, rail: usize, link: u32) {
         let Some(Some(state)) = self.links.get_mut(link as usize) else { return };
-        let peer = Arc::clone(&state.peer);
         self.probes.forget_path(rail, link);
         let Some(path) = state.broken_path(rail).filter(|path| path.comeback != Comeback::Unsettled) else {
             return;
         };
         path.comeback = Comeback::Never;
-        let asks = FenceKind::DeviceLost;
-        let request = FenceRequest::new(Arc::clone(&self.handle), (rail, path.slot), link, peer.id, asks);
-        peer.context.fence_wanted(self.handle.group, request);
+        let slot = path.slot;
+        self.ask_peer((rail, slot), link, FenceKind::DeviceLost);
         self.fail_unreached(link);
     }
 
@@ -654,7 +652,7 @@ impl Engine {
     /// Moves one path on. Returns when the next move is due, and whether there was one; `None` if there will be none.
     fn advance_comeback(&mut self, rail: usize, link: u32, now: Time) -> Option<(Time, bool)> {
         let state = self.links.get_mut(link as usize)?.as_mut().filter(|state| !state.has_failed)?;
-        let (peer, pause) = (Arc::clone(&state.peer), state.histories[rail].probe_pause());
+        let pause = state.histories[rail].probe_pause();
         let trial = state.on_trial_until(rail);
         let Some(path) = state.broken_path(rail) else {
             let until = trial?;
@@ -672,9 +670,7 @@ impl Engine {
             Comeback::Waiting { .. } => {
                 path.comeback = Comeback::Asked;
                 let slot = (rail, path.slot);
-                let request =
-                    FenceRequest::new(Arc::clone(&self.handle), slot, link, peer.id, FenceKind::Lift);
-                peer.context.fence_wanted(self.handle.group, request);
+                self.ask_peer(slot, link, FenceKind::Lift);
                 Some((Time::NEVER, true))
             }
             Comeback::Probing { next, .. } if next > now => Some((next, false)),

@@ -116,7 +116,7 @@ pub struct Engine {
     /// The next look at the oldest request of each rail.
     pub(super) next_path_check: Time,
     /// The time between two such looks. `None` if there is only one rail, or if a rail cannot fence.
-    path_check_interval: Option<Duration>,
+    pub(super) path_check_interval: Option<Duration>,
     /// No [`Timer`](super::timers::Timer) is due earlier than this.
     pub(super) next_timer: Time,
     /// The time of this step, once the engine has read the clock.

@@ -52,7 +52,7 @@ impl SocketFile {
             (fs::symlink_metadata(path).map_err(system)?, listener.try_clone().map_err(system)?);
         // Removes the file if what follows fails.
         let file = Self { path: path.to_owned(), identity: identity(&metadata), _listener: second };
-        // Nobody can connect before `listen`.
+        // Clients can connect only after `listen`, when the mode is set.
         fs::set_permissions(path, fs::Permissions::from_mode(0o600)).map_err(system)?;
         listen(&listener, BACKLOG).map_err(refuse)?;
         listener.set_nonblocking(true).map_err(system)?;
