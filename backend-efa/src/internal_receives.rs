@@ -118,6 +118,24 @@ impl InternalReceives {
         });
     }
 
+    /// Takes the messages for which the user has posted no receive: those of one peer, or all.
+    pub(crate) fn take_unclaimed(
+        &mut self,
+        peer: Option<PeerSlot>,
+        take: &mut dyn FnMut(PeerSlot, &[u8], Option<u32>),
+    ) {
+        let is_meant = |message: &Unclaimed| peer.is_none_or(|peer| peer == message.peer);
+        let (taken, others): (Vec<_>, Vec<_>) = self.unclaimed.drain(..).partition(is_meant);
+        self.unclaimed = VecDeque::from_iter(others);
+        for Unclaimed { receive, peer, len, imm } in taken {
+            // SAFETY: this receive is an internal one that a message of that length has consumed: `add_message`. It is
+            // posted again only later.
+            let bytes = unsafe { std::slice::from_raw_parts(receive.local, len as usize) };
+            take(peer, bytes, imm);
+            self.unposted.push(receive);
+        }
+    }
+
     /// Copies messages into the user's receives, as long as there are messages and receives. Reports the messages.
     pub(crate) fn deliver(&mut self, into: &mut VecDeque<Event>) {
         while !self.user_receives.is_empty()

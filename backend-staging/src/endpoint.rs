@@ -172,6 +172,14 @@ impl Endpoint for StagedEndpoint {
         self.inner.cancel_recv(id)
     }
 
+    fn take_unclaimed(
+        &mut self,
+        peer: Option<PeerSlot>,
+        take: &mut dyn FnMut(PeerSlot, &[u8], Option<u32>),
+    ) {
+        self.inner.take_unclaimed(peer, take);
+    }
+
     fn describe(&self, status: Status) -> String {
         describe_staging_status(status).unwrap_or_else(|| self.inner.describe(status))
     }

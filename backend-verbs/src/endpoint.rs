@@ -650,6 +650,14 @@ impl Endpoint for VerbsEndpoint {
         true
     }
 
+    fn take_unclaimed(
+        &mut self,
+        peer: Option<PeerSlot>,
+        take: &mut dyn FnMut(PeerSlot, &[u8], Option<u32>),
+    ) {
+        self.receives.take_unclaimed(&self.shared.card, peer, take);
+    }
+
     fn describe(&self, status: Status) -> String {
         match (status.kind, status.code) {
             (ErrorKind::DeviceLost, code) => format!("{}: error {code}", self.shared.card.device.name),

@@ -155,6 +155,25 @@ impl Receives {
         dropped.iter().for_each(|arrival| self.post_buffer(card, arrival.buffer));
     }
 
+    /// Takes the messages that wait for a receive: those of one peer, or all.
+    pub(crate) fn take_unclaimed(
+        &mut self,
+        card: &PortQueues,
+        peer: Option<PeerSlot>,
+        take: &mut dyn FnMut(PeerSlot, &[u8], Option<u32>),
+    ) {
+        let is_meant = |arrival: &ReceivedMessage| peer.is_none_or(|peer| peer == arrival.from);
+        let (taken, others): (Vec<_>, Vec<_>) = self.messages.drain(..).partition(is_meant);
+        self.messages = VecDeque::from_iter(others);
+        for arrival in taken {
+            let start = self.memory.as_ptr().wrapping_add(arrival.buffer as usize * MESSAGE);
+            // SAFETY: the card has completed the buffer, which has at least `len` bytes. It is posted again only below.
+            let bytes = unsafe { std::slice::from_raw_parts(start, arrival.len as usize) };
+            take(arrival.from, bytes, arrival.imm);
+            self.post_buffer(card, arrival.buffer);
+        }
+    }
+
     /// Adds receives of the user, up to `most` at a time.
     pub(crate) fn add(&mut self, card: &PortQueues, receives: &[ReceiveRequest], most: usize) -> PostResult {
         let count = receives.len().min(most.saturating_sub(self.receives.len()));

@@ -459,6 +459,29 @@ impl Peer {
         Ok(())
     }
 
+    /// Tells the peer how many messages this side has posted over a pair of rails.
+    fn announce_messages(&self, group: GroupIndex, rail: usize, slot: PeerSlot, count: u64) {
+        let link = &self.0.links[group];
+        let is_meant = |(known, pair): &(usize, &PairedRail)| *known == rail && pair.slot == slot;
+        let Some((_, pair)) = link.pairs().find(is_meant) else { return };
+        match self.in_process_peer() {
+            // An error would mean that the pair is unknown, but both sides have the same pairs.
+            Some(other) => drop(other.note_messages_posted(&link.label, pair.pair, count)),
+            None => self.0.context.session.messages_posted(&link.label, pair.pair, count),
+        }
+    }
+
+    /// Notes that the peer has posted `count` messages over a pair of rails.
+    ///
+    /// # Errors
+    /// `Protocol` if there is no such pair.
+    pub(crate) fn note_messages_posted(&self, label: &str, pair: u16, count: u64) -> Result<()> {
+        let (link, rail, pair) = self.find_pair(label, pair, "post receives")?;
+        let (peer, slot) = (self.0.id, pair.slot);
+        link.engine.control(Control::MessagesPosted { rail, slot, link: link.index, peer, count });
+        Ok(())
+    }
+
     /// The count of one imm value from this peer.
     pub fn imm(&self, imm: u32) -> ImmCounter {
         ImmCounter { peer: Arc::clone(&self.0), imm }
@@ -500,6 +523,10 @@ impl SessionPeer for Peer {
 
     fn fence(&self, label: &str, pair: u16, kind: FenceKind, reply: FenceReply) -> Result<()> {
         self.fence(label, pair, kind, reply)
+    }
+
+    fn note_messages_posted(&self, label: &str, pair: u16, count: u64) -> Result<()> {
+        self.note_messages_posted(label, pair, count)
     }
 
     fn closed(&self) -> impl Future<Output = Error> + Send + Unpin {

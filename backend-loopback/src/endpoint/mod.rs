@@ -153,14 +153,14 @@ impl LoopbackEndpoint {
         self.model = Some(model);
     }
 
-    /// A lost device or a broken path has a write, which may still arrive.
+    /// A lost device or a broken path has a write or a message, which may still arrive.
     ///
     /// # Safety
     /// As `Endpoint::post`.
     unsafe fn deliver_later(&mut self, model: &mut DeviceModel, request: &WorkRequest, now: Time) {
-        let is_write = request.kind == WorkKind::Write && request.lkey & DEVICE_MEMORY == 0;
+        let may_be_late = request.kind != WorkKind::Read && request.lkey & DEVICE_MEMORY == 0;
         let peer = self.peers.get(request.peer.0 as usize).and_then(Option::as_ref);
-        let outbound = peer.and_then(|peer| peer.outbound.as_ref()).filter(|_| is_write);
+        let outbound = peer.and_then(|peer| peer.outbound.as_ref()).filter(|_| may_be_late);
         #[allow(irrefutable_let_patterns, reason = "one of two where processes connect")]
         if let Some(outbound) = outbound
             && let PeerLocation::ThisProcess { inbound, .. } = &outbound.location
@@ -462,6 +462,15 @@ impl Endpoint for LoopbackEndpoint {
             self.completions.event(Event::ReceiveFailed { id, status: status(ErrorKind::Cancelled) });
         }
         true
+    }
+
+    fn take_unclaimed(
+        &mut self,
+        peer: Option<PeerSlot>,
+        take: &mut dyn FnMut(PeerSlot, &[u8], Option<u32>),
+    ) {
+        let is_meant = |state: &&mut PeerState| peer.is_none_or(|peer| peer == state.slot());
+        self.peers.iter_mut().flatten().filter(is_meant).for_each(|state| state.take_unclaimed(take));
     }
 
     fn describe(&self, status: Status) -> String {

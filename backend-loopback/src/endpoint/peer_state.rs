@@ -149,6 +149,23 @@ impl PeerState {
         })
     }
 
+    pub(super) fn slot(&self) -> PeerSlot {
+        self.slot
+    }
+
+    /// Takes the messages for which no receive is posted.
+    pub(super) fn take_unclaimed(&mut self, take: &mut dyn FnMut(PeerSlot, &[u8], Option<u32>)) {
+        while let Some(message) = self.receiver.next_message() {
+            let mut bytes = vec![0; message.len];
+            // SAFETY: `bytes` has the length of the message, and is this function's.
+            unsafe { self.receiver.take_message(self.inbound.layout(), bytes.as_mut_ptr(), bytes.len()) };
+            take(self.slot, &bytes, message.imm);
+        }
+        if self.receiver.has_made_room(self.inbound.layout()) {
+            self.outbound.iter().for_each(|outbound| outbound.wake());
+        }
+    }
+
     /// The imms that arrived before the connection ended, and the messages for which receives are posted: their writes
     /// and sends have succeeded.
     pub(super) fn remaining_arrivals(

@@ -180,6 +180,16 @@ pub enum Frame {
         /// Why it cannot.
         reason: String,
     },
+    /// How many messages the sender has posted over a pair of rails since the connection began. The sender says so if its
+    /// messages have changed their rail, for the receiver to post receives there.
+    MessagesPosted {
+        /// The transport's label.
+        transport: String,
+        /// The number of the pair.
+        pair: u16,
+        /// The number of messages.
+        count: u64,
+    },
 }
 
 impl Frame {
@@ -264,6 +274,7 @@ impl Frame {
             Self::Followed { .. } => "Followed",
             Self::Fence { .. } => "Fence",
             Self::Fenced { .. } => "Fenced",
+            Self::MessagesPosted { .. } => "MessagesPosted",
         }
     }
 
@@ -296,7 +307,9 @@ impl Frame {
                 check_limit("bytes of a reason", reason.len(), MAX_REASON)?
             }
             Self::Fence { transport, .. } => check_limit("bytes of a label", transport.len(), MAX_NAME)?,
-            Self::Grant { transport, .. } => check_limit("bytes of a label", transport.len(), MAX_NAME)?,
+            Self::Grant { transport, .. } | Self::MessagesPosted { transport, .. } => {
+                check_limit("bytes of a label", transport.len(), MAX_NAME)?
+            }
             Self::Lookup { name, .. } => check_limit("bytes of a region's name", name.len(), MAX_NAME)?,
             Self::Barrier { name } => check_limit("bytes of a barrier's name", name.len(), MAX_NAME)?,
             Self::Moved { transport, offer, .. } | Self::Followed { transport, answer: offer, .. } => {

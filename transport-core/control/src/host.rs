@@ -129,6 +129,12 @@ pub trait SessionPeer: Clone + Send + Sync + 'static {
     /// `Protocol` if there is no such pair.
     fn fence(&self, label: &str, pair: u16, kind: FenceKind, reply: FenceReply) -> Result<()>;
 
+    /// Notes that the peer has posted `count` messages over a pair of rails since it was connected.
+    ///
+    /// # Errors
+    /// `Protocol` if there is no such pair.
+    fn note_messages_posted(&self, label: &str, pair: u16, count: u64) -> Result<()>;
+
     /// Resolves to the close reason when the peer is closed.
     fn closed(&self) -> impl Future<Output = Error> + Send + Unpin;
 

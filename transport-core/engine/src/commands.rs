@@ -68,6 +68,9 @@ pub enum Control {
         kind: FenceKind,
         result: Result<FenceReport>,
     },
+    /// The peer has posted so many messages to a slot of a link since it was connected. It says so if its messages have
+    /// changed their rail.
+    MessagesPosted { rail: usize, slot: PeerSlot, link: u32, peer: PeerId, count: u64 },
     /// A [`Timer`](super::timers::Timer) was set.
     Timer { at: Time },
     /// A dump needs a snapshot. The channel has room for one; the engine never waits for it.

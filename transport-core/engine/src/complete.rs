@@ -8,10 +8,10 @@ use std::sync::Arc;
 use super::event_hash::HashedEvent;
 use super::operation::{ActiveOp, Stage};
 use super::peer::{
-    ArrivalKind, BrokenPath, Comeback, FenceKind, FenceRequest, GOOD_PROBES, LinkState, LostImms,
+    ArrivalKind, BrokenPath, Comeback, FenceKind, FenceRequest, GOOD_PROBES, LinkState, LostArrivals,
     MAX_REFUSED_PROBES, PathProbe, PathProbes, PeerProbe, SlotLink, UnconfirmedFailure,
 };
-use super::rail::{FULL_SPEED, MAX_RUN, PostedPiece, RECEIVE_RAIL, speeds};
+use super::rail::{FIRST_MESSAGE_RAIL, FULL_SPEED, MAX_RUN, PostedPiece, speeds};
 use super::snapshot::RecentFailures;
 use super::trace::{TraceEvent, peer_number};
 use super::{DrainReply, Engine, Rail, Work};
@@ -158,7 +158,7 @@ impl Engine {
             self.return_credit(op, pieces, failed.is_some());
         }
         if let Some(status) = failed {
-            self.note_failed_imm(op, rail);
+            self.note_failed_arrival(op, rail);
             self.fail_with(op, rail, status);
         } else if is_over {
             self.finish_if_over(op);
@@ -187,7 +187,9 @@ impl Engine {
                 }
             }
             Event::Received { id, peer, len, imm } => {
-                let Some(link) = self.slot_link(rail, peer, event).map(|slot| slot.link) else { return };
+                let Some(slot) = self.slot_link(rail, peer, event) else { return };
+                slot.messages += 1;
+                let link = slot.link;
                 self.hash_event(HashedEvent::MessageArrived, id);
                 let sender = self.links[link as usize].as_ref().map(|link| link.peer.id);
                 let peer = sender.map_or(0, peer_number);
@@ -200,13 +202,13 @@ impl Engine {
                     self.renew_grant(link);
                 }
                 // Last, because wakers run the user's code.
-                self.receives.received(id, sender, len, imm, &mut self.rails, &self.handle);
+                self.receives.received(id, rail, (sender, len, imm), &mut self.rails, &self.handle);
             }
             Event::ReceiveFailed { id, status } => {
                 self.hash_event(HashedEvent::ReceiveFailed, id);
                 let text = self.rails[rail].endpoint.describe(status);
                 let error = Error::new(status.kind, "recv", text);
-                self.receives.failed(id, error, &mut self.rails, &self.handle);
+                self.receives.failed(id, rail, error, &mut self.rails, &self.handle);
             }
             Event::PeerGone { peer } => self.on_peer_gone(rail, peer),
             Event::EndpointChanged => self.on_endpoint_changed(rail),
@@ -225,7 +227,7 @@ impl Engine {
         {
             let why = "a peer sent too many messages before it was admitted; this one is dropped";
             let error = Error::new(ErrorKind::Protocol, "recv", why);
-            self.receives.failed(id, error, &mut self.rails, &self.handle);
+            self.receives.failed(id, rail, error, &mut self.rails, &self.handle);
         }
         self.slot_links[rail].get_mut(slot).and_then(Option::as_mut)
     }
@@ -306,7 +308,12 @@ impl Engine {
                 self.acknowledge(rail, id, 1, Some(status));
             }
         }
-        self.receives.on_device_lost(rail, &error, &self.handle);
+        self.receives.on_device_lost(rail, &self.handle);
+        self.take_unclaimed(rail, None);
+        match self.rails.iter().all(|rail| rail.lost.is_some()) {
+            true => self.receives.on_all_lost(&error, &self.handle),
+            false => self.place_receives(),
+        }
     }
 
     /// This side's device of a rail is lost, or the peer's, or the path between them: nothing is sent to the peer of a
@@ -318,6 +325,7 @@ impl Engine {
         };
         let peer = state.peer.id;
         let Some(slot) = state.break_path(self.handle.group, rail, error) else { return };
+        self.update_message_rail(link);
         self.probes.forget_path(rail, link);
         self.rails[rail].watch.reset();
         self.rails[rail].meter.restart();
@@ -405,8 +413,90 @@ impl Engine {
             if path.comeback != Comeback::Unsettled {
                 path.comeback = Comeback::Never;
             }
+            self.update_message_rail(link);
             self.fail_unreached(link);
         }
+    }
+
+    // ---- messages that change their rail ----
+
+    /// Messages to the peer of a link go over the first rail whose path works, or may come back.
+    fn update_message_rail(&mut self, link: u32) {
+        let Some(Some(state)) = self.links.get(link as usize) else { return };
+        let is_for_good = |path: &BrokenPath| !self.may_come_back(path);
+        let reaches = |rail: &usize| {
+            let broken = state.broken_paths().iter().find(|path| path.rail == *rail);
+            broken.map_or(state.send_slots[*rail].is_some(), |path| !is_for_good(path))
+        };
+        let rails = 0..self.rails.len();
+        let next = rails.clone().find(reaches).unwrap_or(FIRST_MESSAGE_RAIL);
+        let is_receiving = reaches(&state.receive_rail);
+        if next == state.message_rail && is_receiving {
+            return;
+        }
+        let peer = state.peer.id.number();
+        let Some(Some(state)) = self.links.get_mut(link as usize) else { return };
+        state.message_rail = next;
+        if !is_receiving {
+            // The peer decides in the same way, and says so if it does not.
+            state.receive_rail = next;
+        }
+        for active in self.active.iter_mut().flatten().filter(|active| active.link == link) {
+            active.message_rail = next;
+        }
+        let (transport, device) = (&self.handle.label, &self.handle.devices[next]);
+        tracing::info!(%transport, %device, peer, "messages go over another device from now on");
+        self.place_receives();
+    }
+
+    /// The peer of a link has posted so many messages to a slot.
+    pub(super) fn on_messages_posted(&mut self, (rail, slot): (usize, PeerSlot), link: u32, count: u64) {
+        let slot_link = self.slot_links[rail].get_mut(slot.0 as usize).and_then(Option::as_mut);
+        let (Some(slot_link), Some(Some(state))) = (slot_link, self.links.get_mut(link as usize)) else {
+            return;
+        };
+        slot_link.announced = count;
+        state.receive_rail = rail;
+        self.place_receives();
+    }
+
+    /// Posts receives on the rails that peers send messages over.
+    #[cold]
+    fn place_receives(&mut self) {
+        let works = |rail: usize| self.rails[rail].lost.is_none();
+        let live = self.links.iter().flatten().filter(|state| !state.has_failed);
+        let mut used: Vec<_> = live.map(|state| state.receive_rail).filter(|rail| works(*rail)).collect();
+        used.sort_unstable();
+        used.dedup();
+        if used.is_empty() {
+            used.extend((0..self.rails.len()).find(|rail| works(*rail)));
+        }
+        if used.is_empty() {
+            return;
+        }
+        let announced = |slot: &SlotLink| slot.announced.saturating_sub(slot.messages);
+        let used = used.into_iter().map(|rail| {
+            // A peer may say any number.
+            let slots = self.slot_links[rail].iter().flatten();
+            (rail, slots.map(announced).fold(0, u64::saturating_add))
+        });
+        self.receives.set_used(used.collect(), &mut self.rails, &self.handle);
+    }
+
+    /// Takes the messages that wait for a receive of a rail: of one slot, or all.
+    fn take_unclaimed(&mut self, rail: usize, slot: Option<PeerSlot>) {
+        let Self { rails, slot_links, links, receives, .. } = self;
+        rails[rail].endpoint.take_unclaimed(slot, &mut |slot, bytes, imm| {
+            let slot_link = slot_links[rail].get_mut(slot.0 as usize).and_then(Option::as_mut);
+            if let Some(slot_link) = slot_link
+                && let Some(Some(state)) = links.get_mut(slot_link.link as usize)
+            {
+                slot_link.messages += 1;
+                // The next grant counts it.
+                state.arrivals[ArrivalKind::Message as usize] += 1;
+                receives.keep(state.peer.id, bytes, imm);
+            }
+        });
     }
 
     // ---- paths that fail, and that come back ----
@@ -448,14 +538,17 @@ impl Engine {
     #[cold]
     pub(super) fn may_return(&self, link: u32, kind: WorkKind) -> bool {
         let Some(Some(state)) = self.links.get(link as usize) else { return false };
-        let may_return = |path: &BrokenPath| {
-            path.comeback != Comeback::Never
-                && !path.stays_broken
-                && self.rails[path.rail].lost.is_none()
-                && self.rails[path.rail].domain.capabilities().fences
-                && (kind != WorkKind::Send || path.rail == RECEIVE_RAIL)
-        };
-        !state.has_failed && state.broken_paths().iter().any(may_return)
+        let is_meant = |path: &BrokenPath| kind != WorkKind::Send || path.rail == state.message_rail;
+        !state.has_failed
+            && state.broken_paths().iter().any(|path| is_meant(path) && self.may_come_back(path))
+    }
+
+    /// Whether a broken path may come back.
+    fn may_come_back(&self, path: &BrokenPath) -> bool {
+        path.comeback != Comeback::Never
+            && !path.stays_broken
+            && self.rails[path.rail].lost.is_none()
+            && self.rails[path.rail].domain.capabilities().fences
     }
 
     /// Looks for paths that make no progress, while the same peer answers over another one. Returns their number.
@@ -539,7 +632,7 @@ impl Engine {
         let may_return = may_return && !path.stays_broken;
         path.comeback = Comeback::Never;
         if let Some(report) = report {
-            state.set_sent_imms(rail, report.imms);
+            state.set_sent(rail, report);
             if may_return {
                 self.wait_for_comeback(rail, link, now, random);
                 if !self.comebacks.contains(&(rail, link)) {
@@ -547,6 +640,7 @@ impl Engine {
                 }
             }
         }
+        self.update_message_rail(link);
         self.fail_unreached(link);
         self.lift_fences();
     }
@@ -573,6 +667,7 @@ impl Engine {
         path.comeback = Comeback::Never;
         let slot = path.slot;
         self.ask_peer((rail, slot), link, FenceKind::DeviceLost);
+        self.update_message_rail(link);
         self.fail_unreached(link);
     }
 
@@ -598,8 +693,8 @@ impl Engine {
             if let Some(Some(state)) = self.links.get(lift.link as usize) {
                 state.peer.context.endpoint_changed(self.handle.group, lift.rail);
             }
-            let imms = self.slot_links[lift.rail].get(lift.slot.0 as usize).copied().flatten();
-            (lift.reply)(result.map(|()| FenceReport { imms: imms.map_or(0, |slot| slot.imms) }));
+            let slot = self.slot_links[lift.rail].get(lift.slot.0 as usize).copied().flatten();
+            (lift.reply)(result.map(|()| slot.map_or_else(FenceReport::default, SlotLink::report)));
         }
     }
 
@@ -842,7 +937,7 @@ impl Engine {
     /// end, all of them fail.
     fn settle_path(&mut self, rail: usize, link: u32) {
         let Some(Some(state)) = self.links.get_mut(link as usize) else { return };
-        let sent = state.sent_imms(rail);
+        let (sent, sent_messages) = (state.sent_imms(rail), state.sent_messages(rail));
         let Some(path) = state.broken_path(rail) else { return };
         let Some(result) = path.fenced.clone() else { return };
         let mut posted = self.rails[rail].inflight.unacknowledged();
@@ -863,14 +958,21 @@ impl Engine {
         };
         let imms: Vec<_> = pieces.iter().filter_map(imm_of).collect();
         let are_alike = imms.iter().all(|(imm, stage)| *stage == Stage::Imm && *imm == imms[0].0);
-        let mut lost_imms = LostImms::new(imms.len() as u64, sent, result.as_ref().ok().copied());
+        let is_message = |posted: &&PostedPiece| {
+            self.active[posted.op as usize].as_ref().is_some_and(|active| active.work.kind == WorkKind::Send)
+        };
+        let messages = pieces.iter().filter(is_message).count() as u64;
+        let report = result.as_ref().ok();
+        let mut lost_imms = LostArrivals::new(imms.len() as u64, sent, report.map(|report| report.imms));
+        let mut lost_messages =
+            LostArrivals::new(messages, sent_messages, report.map(|report| report.messages));
         let why = match &result {
             Ok(_) => "nobody knows whether all that it had posted has arrived".to_owned(),
             Err(error) => format!("bytes that it has sent may still arrive: {error}"),
         };
         let error = Error::new(error.kind(), error.operation(), format!("{}, and {why}", error.context()));
         for pieces in pieces.chunk_by(|one, next| one.op == next.op) {
-            self.settle_lost(rail, pieces, result.is_ok(), &mut lost_imms, are_alike, &error);
+            self.settle_lost(rail, pieces, result.is_ok(), (&mut lost_imms, are_alike), &mut lost_messages, &error);
         }
         self.begin_comeback(rail, link);
     }
@@ -890,14 +992,15 @@ impl Engine {
         rail: usize,
         pieces: &[PostedPiece],
         is_fenced: bool,
-        lost_imms: &mut LostImms,
-        are_alike: bool,
+        (lost_imms, are_alike): (&mut LostArrivals, bool),
+        lost_messages: &mut LostArrivals,
         error: &Error,
     ) {
         let (op, count) = (pieces[0].op, pieces.len() as u32);
         let Some(active) = &self.active[op as usize] else { return };
         let has_arrived = match active.counted_imm() {
             _ if !is_fenced || !active.may_repeat() => None,
+            None if active.work.kind == WorkKind::Send => lost_messages.take(false),
             None => Some(false),
             Some(_) => {
                 let arrived: Vec<_> = pieces.iter().map(|_| lost_imms.take(are_alike)).collect();
@@ -947,9 +1050,10 @@ impl Engine {
     #[cold]
     fn set_aside(&mut self, op: u32, rail: usize) -> bool {
         let Some(active) = &self.active[op as usize] else { return false };
-        let may_return = self.may_return(active.link, active.work.kind);
+        let has_changed = active.work.kind == WorkKind::Send && active.rails[active.message_rail].usable();
+        let may_wait = has_changed || self.may_return(active.link, active.work.kind);
         let Some(active) = &mut self.active[op as usize] else { return false };
-        let is_aside = may_return && active.set_aside(rail);
+        let is_aside = may_wait && active.set_aside(rail);
         if is_aside {
             self.await_takers(op);
         }
@@ -981,14 +1085,15 @@ impl Engine {
         is_due
     }
 
-    /// Notes that an imm may have arrived although its request has failed.
+    /// Notes that an imm or a message may have arrived although its request has failed.
     #[cold]
-    fn note_failed_imm(&mut self, op: u32, rail: usize) {
+    fn note_failed_arrival(&mut self, op: u32, rail: usize) {
         let Some(active) = &self.active[op as usize] else { return };
-        if active.counted_imm().is_some()
+        let kind = active.work.kind;
+        if (active.counted_imm().is_some() || kind == WorkKind::Send)
             && let Some(Some(link)) = self.links.get_mut(active.link as usize)
         {
-            link.note_failed_imm(rail);
+            link.note_failed(kind, rail);
         }
     }
 
@@ -1017,9 +1122,13 @@ impl Engine {
                 self.fences.add(fence);
                 break;
             }
+            if result.is_ok() {
+                self.take_unclaimed(fence.rail, Some(fence.slot));
+                self.receives.claim(&mut self.rails, &self.handle);
+            }
             let slot = self.slot_links[fence.rail].get(fence.slot.0 as usize).copied().flatten();
             let Some(slot) = slot.filter(|slot| slot.link == fence.link) else { continue };
-            (fence.reply)(result.map(|()| FenceReport { imms: slot.imms }));
+            (fence.reply)(result.map(|()| slot.report()));
         }
         answered
     }

@@ -233,6 +233,7 @@ impl EngineHandle {
                 | Control::ProbeEnded { .. }
                 | Control::Fence { .. }
                 | Control::Fenced { .. }
+                | Control::MessagesPosted { .. }
                 | Control::Timer { .. }
                 | Control::GrantReceived { .. }
                 | Control::RenewGrant { .. }

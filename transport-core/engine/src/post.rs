@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use super::event_hash::HashedEvent;
 use super::operation::{ActiveOp, ActiveRail, NextRun, Stage, Unplaced};
 use super::peer::PeerState;
-use super::rail::{RECEIVE_RAIL, Run};
+use super::rail::{FIRST_MESSAGE_RAIL, Run};
 use super::trace::{TraceEvent, peer_number};
 use super::{Engine, Rail, Submission, Work};
 use crate::copy::CopyStrategy;
@@ -56,11 +56,13 @@ impl Engine {
         let mut rails = self.spare_rails.pop().unwrap_or_default();
         self.prepare_rails(work, link, Rail::is_in_service, &mut rails);
         let takes_credit = work.takes_credit(&peer.links[self.handle.group].credit);
-        let mut error = refusal(work, &rails);
+        let message_rail =
+            self.links[link as usize].as_ref().map_or(FIRST_MESSAGE_RAIL, |state| state.message_rail);
+        let mut error = refusal(work, &rails, message_rail);
         if error.is_some() && self.rails.iter().any(|rail| rail.is_retired) {
             // What no rail in service can carry goes over those that are retired.
             self.prepare_rails(work, link, |rail| rail.lost.is_none(), &mut rails);
-            error = refusal(work, &rails);
+            error = refusal(work, &rails, message_rail);
         }
         let bytes = work.bytes();
         let mut unplaced = Unplaced::default();
@@ -74,7 +76,7 @@ impl Engine {
         let (unposted, only_rail) = match error {
             None if !unplaced.is_empty() => (unplaced.len(), None),
             Some(_) => (0, None),
-            None => self.split_over_rails(work, bytes, &mut rails),
+            None => self.split_over_rails(work, bytes, message_rail, &mut rails),
         };
         let waits_for_trigger = submission.trigger.is_some();
         // Posted before the engine records the operation: the latency does not include the bookkeeping.
@@ -85,6 +87,7 @@ impl Engine {
             _ => None,
         };
         let kind = work.operation_kind();
+        let is_counted = work.imm.is_some() || work.kind == WorkKind::Send;
         let Submission { peer, submitted_at, trigger, deadline, work, span, .. } = submission;
         let (number, now) = (peer_number(peer.id), self.now());
         self.active[id.index as usize] = Some(ActiveOp {
@@ -103,6 +106,8 @@ impl Engine {
             stalled: false,
             span,
             stage: Stage::Data,
+            message_rail,
+            is_counted,
             rails,
             unplaced,
             unposted,
@@ -257,11 +262,15 @@ impl Engine {
         &mut self,
         work: &Work,
         bytes: u64,
+        message_rail: usize,
         rails: &mut [ActiveRail],
     ) -> (u32, Option<usize>) {
         if work.is_one_request() {
-            // An imm alone, or a message: one request over the first usable rail.
-            let first = rails.iter().position(ActiveRail::usable);
+            // An imm alone goes over the first usable rail, and a message over the rail for messages.
+            let first = match work.kind {
+                WorkKind::Send => Some(message_rail),
+                _ => rails.iter().position(ActiveRail::usable),
+            };
             if let Some(first) = first {
                 rails[first].range = RailRange { start: 0, end: 1 };
                 rails[first].bytes = bytes;
@@ -616,11 +625,12 @@ impl Engine {
                 active.rails[rail].refused_by_endpoint = false;
                 active.note_progress(now, &mut self.next_stall_check);
                 active.posted_at = now;
-                if active.work.imm.is_some()
-                    && active.counted_imm().is_some()
+                if active.is_counted
+                    && (active.counted_imm().is_some() || active.work.kind == WorkKind::Send)
                     && let Some(Some(link)) = self.links.get_mut(active.link as usize)
+                    && let Some(messages) = link.count_sent(active.work.kind, rail, taken)
                 {
-                    link.count_sent_imms(rail, taken);
+                    link.announce_messages(self.handle.group, rail, messages);
                 }
             }
             if taken == run.count || active.error.is_some() {
@@ -797,7 +807,7 @@ impl Engine {
 }
 
 /// The error of an operation that the engine cannot start; `None` if it can.
-fn refusal(work: &Work, rails: &[ActiveRail]) -> Option<Error> {
+fn refusal(work: &Work, rails: &[ActiveRail], message_rail: usize) -> Option<Error> {
     // The submitting thread has checked this too. But the revocation may be over by now, and then the key that the
     // requests would name is no longer valid.
     if work.is_local_revoked() {
@@ -805,8 +815,8 @@ fn refusal(work: &Work, rails: &[ActiveRail]) -> Option<Error> {
     }
     let (operation, why) = if !rails.iter().any(ActiveRail::usable) {
         ("submit", "no rail to this peer is left; open the fabric again")
-    } else if work.kind == WorkKind::Send && !rails[RECEIVE_RAIL].usable() {
-        ("send", "the rail that carries messages is lost; open the fabric again")
+    } else if work.kind == WorkKind::Send && !rails[message_rail].usable() {
+        ("send", "the rail that carries messages does not reach the peer")
     } else {
         return None;
     };

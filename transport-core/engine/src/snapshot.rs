@@ -6,7 +6,7 @@ use crate::Engine;
 use crate::op::OpId;
 use crate::operation::{ActiveOp, Revocation};
 use crate::peer::LinkState;
-use crate::rail::{RECEIVE_RAIL, Rail};
+use crate::rail::Rail;
 use crate::spi::WorkKind;
 use crate::trace::{OperationDump, OperationKind, RailShare, WaitReason};
 use crate::{Error, Time};
@@ -48,7 +48,7 @@ impl Snapshot {
         let receives = engine
             .receives
             .operations()
-            .map(|(op, len, posted, submitted_at)| describer.receive(op, len, posted, submitted_at));
+            .map(|(op, len, rail, posted, submitted_at)| describer.receive(op, len, (rail, posted), submitted_at));
         let mut operations: Vec<_> = active.chain(revocations).chain(receives).collect();
         operations.sort_by_key(|operation| operation.id.index);
         let rails = engine.rails.iter().zip(&describer.outstanding);
@@ -179,8 +179,14 @@ impl<'a> Describer<'a> {
         })
     }
 
-    fn receive(&self, op: OpId, len: u64, posted: bool, submitted_at: Time) -> OperationDump {
-        let (rail, device) = self.name(RECEIVE_RAIL);
+    fn receive(
+        &self,
+        op: OpId,
+        len: u64,
+        (rail, posted): (usize, bool),
+        submitted_at: Time,
+    ) -> OperationDump {
+        let (rail, device) = self.name(rail);
         let wait = match posted {
             true => WaitReason::Message { rail, device },
             false => WaitReason::ReceiveQueue { rail, device },

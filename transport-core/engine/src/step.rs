@@ -145,6 +145,7 @@ impl Engine {
         Self {
             clock,
             slot_links: rails.iter().map(|_| Default::default()).collect(),
+            receives: Receives::new(rails.len()),
             speeds: vec![FULL_SPEED; rails.len()],
             rails,
             active: (0..operations).map(|_| None).collect(),
@@ -158,7 +159,6 @@ impl Engine {
             unsettled_paths: Vec::new(),
             comebacks: Vec::new(),
             probes: PathProbes::default(),
-            receives: Receives::default(),
             revocations: Revocations::default(),
             drains: Drains::default(),
             waiting_for_trigger: Vec::new(),
@@ -415,7 +415,7 @@ impl Engine {
             Control::Start(id) => self.start(id),
             Control::Receive { id, region, offset, len } => {
                 let now = self.now();
-                self.receives.add(id, now, (region, offset, len), &self.handle);
+                self.receives.add(id, now, (region, offset, len));
                 self.receives.post(&mut self.rails, &self.handle);
             }
             // The pool was closed while the command was queued.
@@ -457,6 +457,11 @@ impl Engine {
             }
             Control::Fenced { rail, slot, link, peer, result, .. } => {
                 self.on_fenced((rail, slot), link, peer, result)
+            }
+            Control::MessagesPosted { rail, slot, link, peer, count } => {
+                if self.link_of.get(&peer) == Some(&link) {
+                    self.on_messages_posted((rail, slot), link, count);
+                }
             }
             Control::Drain { peer, deadline, done } => self.drain(peer, deadline, done),
             Control::RetireRail { rail, deadline, done } => self.retire_rail(rail, deadline, done),

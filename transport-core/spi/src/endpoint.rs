@@ -68,6 +68,19 @@ pub trait Endpoint: Send {
     /// cancel receives: the receive stays posted until a message consumes it or the endpoint is dropped.
     fn cancel_recv(&mut self, id: u64) -> bool;
 
+    /// Hands over messages that have arrived and that wait for a receive in the backend's own memory: their senders may
+    /// know already that they have arrived. Calls `take` for each, in order of arrival: with the sender, the bytes and
+    /// the imm. `peer` is the sender that is asked for; `None` means all.
+    ///
+    /// The engine calls this when the device is lost, and when a peer is fenced. Receives on other rails take the
+    /// messages. The default is for backends that keep none.
+    fn take_unclaimed(
+        &mut self,
+        _peer: Option<PeerSlot>,
+        _take: &mut dyn FnMut(PeerSlot, &[u8], Option<u32>),
+    ) {
+    }
+
     /// The provider's own text for a status, which the engine prints behind the text of the kind. Empty if the kind
     /// says all.
     fn describe(&self, status: Status) -> String;

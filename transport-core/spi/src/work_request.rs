@@ -235,6 +235,8 @@ impl Completions {
 pub struct FenceReport {
     /// Imms, since the peer was connected.
     pub imms: u64,
+    /// Messages, since the peer was connected.
+    pub messages: u64,
 }
 
 /// What a side asks its peer for, about a rail pair.

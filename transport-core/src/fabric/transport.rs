@@ -19,6 +19,8 @@ use crate::notifications::{self, NotificationGrants};
 use crate::spi::{Capabilities, DeviceInfo, Domain, DomainSetup, MemoryRegion};
 use crate::{Access, Error, ErrorKind, GrantPolicy, Memory, Result, WakeupHandle, WakeupPipe};
 
+/// The most devices of a companion. Messages go over the first; the second one is for the time after its loss.
+const COMPANION_DEVICES: usize = 2;
 /// What the label of a companion ends with.
 pub(super) const COMPANION_SUFFIX: &str = "+notifications";
 
@@ -168,7 +170,7 @@ impl Transport {
         Ok((transport, companion))
     }
 
-    /// Opens the companion of this transport: its first device once more. Returns also the companion's engine, which
+    /// Opens the companion of this transport: its first devices once more. Returns also the companion's engine, which
     /// nothing drives yet; `wakeup` wakes the thread that will.
     fn open_companion(
         &self,
@@ -180,18 +182,22 @@ impl Transport {
     ) -> Result<(Self, Engine)> {
         // Another seed and, for backends that tell domains apart by it, another incarnation than the transport's.
         let setup = DomainSetup { seed: !setup.seed, incarnation: !setup.incarnation, ..setup.clone() };
-        let (device, location) = (self.devices[0].clone(), self.locations[0].clone());
-        let domain = config.backend.open(&device, &setup)?;
+        let location = self.locations[0].clone();
+        let count = self.groups[0].rails.len().min(COMPANION_DEVICES);
+        let devices = self.devices[..count].to_vec();
+        let open = |device| config.backend.open(device, &setup);
+        let domains = devices.iter().map(open).collect::<Result<Vec<_>>>()?;
         let label = format!("{}{COMPANION_SUFFIX}", self.label);
-        let capacity = domain.capabilities().arrival_depth.min(notifications::buffers(memory).into());
+        let depth = domains.iter().map(|domain| domain.capabilities().arrival_depth).min().unwrap_or(0);
+        let capacity = depth.min(notifications::buffers(memory).into());
         let credits = ReceiverCredits::new(label.clone(), capacity, 1, Arc::new(NotificationGrants));
         let mut companion = Self {
             label,
             is_companion: true,
             backend: self.backend,
-            devices: vec![device],
+            devices,
             locations: vec![location],
-            domains: vec![domain],
+            domains,
             groups: Vec::new(),
             workers: Mutex::default(),
         };
@@ -204,7 +210,7 @@ impl Transport {
             grant_policy: Arc::clone(&settings.grant_policy),
             ..*settings
         };
-        let engine = companion.open_group(0..1, wakeup, &setup, &settings, &Arc::new(credits), 1)?;
+        let engine = companion.open_group(0..count, wakeup, &setup, &settings, &Arc::new(credits), 1)?;
         Ok((companion, engine))
     }
 

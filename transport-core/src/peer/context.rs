@@ -11,6 +11,7 @@ use crate::engine::flow_control::WireGrant;
 use crate::engine::index::{GroupIndex, TransportIndex};
 use crate::engine::memory::RemoteInner;
 use crate::engine::peer::{FenceRequest, PeerEvents, PeerIdentity, PeerProbe};
+use multirail_spi::PeerSlot;
 use crate::engine::waker_set::WakerSet;
 use crate::fabric::FabricInner;
 use crate::notifications::SendSequence;
@@ -218,6 +219,12 @@ impl PeerEvents for PeerContext {
 
     fn probe_wanted(&self, probe: PeerProbe) {
         self.session.probe(Box::new(probe));
+    }
+
+    fn messages_posted(&self, group: GroupIndex, rail: usize, slot: PeerSlot, count: u64) {
+        if let Some(peer) = self.this.upgrade() {
+            Peer(peer).announce_messages(group, rail, slot, count);
+        }
     }
 
     fn fence_wanted(&self, group: GroupIndex, request: FenceRequest) {

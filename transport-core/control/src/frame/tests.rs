@@ -57,8 +57,10 @@ fn frames() -> impl Strategy<Value = Frame> {
         (any::<u64>(), text(MAX_NAME), any::<u16>(), fence_kind())
             .prop_map(|(id, transport, pair, kind)| Frame::Fence { id, transport, pair, kind }),
         (any::<u64>(), prop::option::of(any::<u64>()), text(MAX_REASON)).prop_map(|(id, imms, reason)| {
-            Frame::Fenced { id, report: imms.map(|imms| FenceReport { imms }), reason }
+            Frame::Fenced { id, report: imms.map(|imms| FenceReport { imms, messages: imms / 2 }), reason }
         }),
+        (text(MAX_NAME), any::<u16>(), any::<u64>())
+            .prop_map(|(transport, pair, count)| Frame::MessagesPosted { transport, pair, count }),
     ]
 }
 

@@ -40,6 +40,7 @@ pub(crate) enum SessionCommand {
     Relocated { transport: String, pair: u16, offer: Vec<u8> },
     RequestFence { transport: String, pair: u16, kind: FenceKind, reply: FenceReply },
     AnswerFence { id: u64, result: Result<FenceReport> },
+    MessagesPosted { transport: String, pair: u16, count: u64 },
     Goodbye,
 }
 
@@ -116,6 +117,11 @@ impl SessionHandle {
     /// has answered.
     pub fn request_fence(&self, transport: &str, pair: u16, kind: FenceKind, reply: FenceReply) {
         self.command(SessionCommand::RequestFence { transport: transport.to_owned(), pair, kind, reply });
+    }
+
+    /// Tells the peer how many messages this side has posted over a pair of rails.
+    pub fn messages_posted(&self, transport: &str, pair: u16, count: u64) {
+        self.command(SessionCommand::MessagesPosted { transport: transport.to_owned(), pair, count });
     }
 
     /// Ends the session with a `Goodbye`.
@@ -248,6 +254,9 @@ impl<H: SessionHost> Session<H> {
             Frame::Fenced { id, report, reason } => {
                 self.fences.fenced(id, report, reason).map_err(CloseReason::by_us)?
             }
+            Frame::MessagesPosted { transport, pair, count } => {
+                self.peer.note_messages_posted(&transport, pair, count).map_err(CloseReason::by_us)?
+            }
             Frame::Goodbye => return Err(CloseReason::by_peer(closed("peer closed the connection"))),
             Frame::Refuse { cause, reason } => return Err(CloseReason::by_peer(refused(cause, &reason))),
             Frame::Proof { .. } | Frame::Offers { .. } | Frame::Report { .. } | Frame::Ready => {
@@ -296,6 +305,9 @@ impl<H: SessionHost> Session<H> {
             SessionCommand::AnswerFence { id, result } => {
                 self.fences.note_answer(id);
                 self.answer(&Frame::fenced(id, result))?
+            }
+            SessionCommand::MessagesPosted { transport, pair, count } => {
+                self.send(&Frame::MessagesPosted { transport, pair, count })?
             }
             SessionCommand::Goodbye => {
                 return Err(CloseReason::by_us(closed("this side ended the connection")));

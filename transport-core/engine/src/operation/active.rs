@@ -9,7 +9,7 @@ use crate::index::{GroupIndex, TransportIndex};
 use crate::op::OpId;
 use crate::peer::{LinkState, PeerState};
 use crate::plan::{RailRange, Shape};
-use crate::rail::{MAX_RUN, RECEIVE_RAIL, Rail};
+use crate::rail::{MAX_RUN, Rail};
 use crate::spi::{Batch, WorkKind, WorkRequest};
 use crate::trace::GrantOf;
 use crate::{Error, Time, Trigger};
@@ -59,6 +59,10 @@ pub(crate) struct ActiveOp {
     /// The tracing span of the operation, if a subscriber wants it.
     pub span: Option<Box<tracing::Span>>,
     pub stage: Stage,
+    /// The rail that carries the operation if it is a message.
+    pub message_rail: usize,
+    /// Whether the peer counts requests of the operation when they arrive: they have imms, or are messages.
+    pub is_counted: bool,
     /// One per rail of the engine. The engine reuses the allocation.
     pub rails: Vec<ActiveRail>,
     /// Pieces that are not posted, and that are in no rail's range.
@@ -230,7 +234,7 @@ impl ActiveOp {
 
     /// Whether a rail may carry the operation: messages have a rail of their own.
     fn may_go_over(&self, rail: usize) -> bool {
-        self.work.kind != WorkKind::Send || rail == RECEIVE_RAIL
+        self.work.kind != WorkKind::Send || rail == self.message_rail
     }
 
     /// Hands the pieces that are not posted on `rail` to the rails that `takes` is true for. Each of them takes its
@@ -376,7 +380,8 @@ impl ActiveOp {
     /// Whether requests of the current stage may be posted again over another rail, once nothing of them can arrive any
     /// more. Also true if the operation has failed and posts nothing any more.
     pub fn may_repeat(&self) -> bool {
-        let may_repeat = self.stage == Stage::Imm || self.may_change_rails();
+        let is_message = self.work.kind == WorkKind::Send;
+        let may_repeat = self.stage == Stage::Imm || is_message || self.may_change_rails();
         may_repeat && !self.work.no_replay || self.error.is_some()
     }
 

@@ -4,12 +4,13 @@ use super::{FenceRequest, PeerProbe};
 use crate::Error;
 use crate::flow_control::WireGrant;
 use crate::index::{GroupIndex, TransportIndex};
+use crate::spi::PeerSlot;
 
 /// The part of a peer that the engine does not know: how to tell the peer something, and how its connection ends. The
 /// core implements it.
 ///
-/// An engine calls it when a peer fails, when a grant is renewed, and when an endpoint gets a new address; never per
-/// request and never per arrival.
+/// An engine calls it when a peer fails, when a grant is renewed, when an endpoint gets a new address, and for messages
+/// that have changed their rail; otherwise never per request and never per arrival.
 pub trait PeerEvents: Send + Sync {
     /// What the peer has told about itself, and the tenant that it belongs to.
     fn identity(&self) -> PeerIdentity<'_>;
@@ -26,6 +27,10 @@ pub trait PeerEvents: Send + Sync {
     /// Asks the peer over the control connection whether it is alive. Drops `probe` once it has answered, or once the
     /// connection has ended.
     fn probe_wanted(&self, probe: PeerProbe);
+
+    /// Tells the peer how many messages this side has posted to `slot` of rail `rail` of the link over `group`, since the
+    /// peer was connected. Called only for messages that have changed their rail.
+    fn messages_posted(&self, group: GroupIndex, rail: usize, slot: PeerSlot, count: u64);
 
     /// Asks the peer to fence the pair of a rail of the link over `group`. Answers or drops `request` once the peer has
     /// answered, or once the connection has ended.

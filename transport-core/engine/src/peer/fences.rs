@@ -4,8 +4,8 @@
 //! An engine that has lost a device, or whose peer has, sends a [`FenceRequest`] to the peer over the control
 //! connection. The peer's engine keeps the request in `Fences` until the backend has shut the pair of rails
 //! ([`Connector::fence`](crate::spi::Connector::fence)). Then it takes what has arrived before, and answers with the
-//! number of imms among it. From this number the asking engine finds out whether the imms that it had posted have
-//! arrived (`LostImms`).
+//! numbers of imms and messages among it. From these the asking engine finds out whether those that it had posted have
+//! arrived (`LostArrivals`).
 
 use std::sync::Arc;
 use std::task::Poll;
@@ -150,28 +150,29 @@ impl Fences {
     }
 }
 
-/// Of the imms that a lost device had posted to a peer and that were not acknowledged: how many have arrived.
+/// Of the imms, or of the messages, that a lost device had posted to a peer and that were not acknowledged: how many have
+/// arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct LostImms {
+pub(crate) struct LostArrivals {
     pub unacknowledged: u64,
     /// `None` if nobody can tell.
     pub arrived: Option<u64>,
 }
 
-impl LostImms {
-    /// `sent` is how many imms this side has posted over the pair of rails, or `None` if one of them has failed: it may have
-    /// arrived. `report` is what the peer has counted.
-    pub fn new(unacknowledged: u64, sent: Option<u64>, report: Option<FenceReport>) -> Self {
+impl LostArrivals {
+    /// `sent` is how many of these this side has posted over the pair of rails, or `None` if one of them has failed: it may
+    /// have arrived. `counted` is how many the peer has counted.
+    pub fn new(unacknowledged: u64, sent: Option<u64>, counted: Option<u64>) -> Self {
         let acknowledged = sent.and_then(|sent| sent.checked_sub(unacknowledged));
-        let arrived = report.zip(acknowledged).and_then(|(report, acknowledged)| {
-            report.imms.checked_sub(acknowledged).filter(|arrived| *arrived <= unacknowledged)
+        let arrived = counted.zip(acknowledged).and_then(|(counted, acknowledged)| {
+            counted.checked_sub(acknowledged).filter(|arrived| *arrived <= unacknowledged)
         });
         Self { unacknowledged, arrived }
     }
 
-    /// Each call is about one of these imms: whether it has arrived, or `None` if nobody can tell. If `are_alike`, all
-    /// have the same value, and it does not matter which ones have arrived: the first calls return true, as many as
-    /// have arrived, and later calls return false.
+    /// Each call is about one of these: whether it has arrived, or `None` if nobody can tell. If `are_alike`, all
+    /// are imms of the same value, and it does not matter which ones have arrived: the first calls return true, as many
+    /// as have arrived, and later calls return false.
     pub fn take(&mut self, are_alike: bool) -> Option<bool> {
         match self.arrived? {
             0 => Some(false),
@@ -190,9 +191,8 @@ mod tests {
 
     #[test]
     fn counts_tell_which_imms_have_arrived() {
-        let lost =
-            |unacknowledged, sent, imms| LostImms::new(unacknowledged, sent, Some(FenceReport { imms }));
-        let fates = |mut lost: LostImms, alike| [(); 3].map(|()| lost.take(alike));
+        let lost = |unacknowledged, sent, counted| LostArrivals::new(unacknowledged, sent, Some(counted));
+        let fates = |mut lost: LostArrivals, alike| [(); 3].map(|()| lost.take(alike));
         assert_eq!(fates(lost(3, Some(10), 7), false), [Some(false); 3]);
         assert_eq!(fates(lost(3, Some(10), 10), false), [Some(true); 3]);
         // One of three has arrived, and nobody knows which.
@@ -202,6 +202,6 @@ mod tests {
         for unknown in [lost(3, Some(10), 11), lost(3, Some(10), 6), lost(3, Some(2), 2), lost(3, None, 10)] {
             assert_eq!(fates(unknown, true), [None; 3]);
         }
-        assert_eq!(fates(LostImms::new(3, Some(10), None), true), [None; 3]);
+        assert_eq!(fates(LostArrivals::new(3, Some(10), None), true), [None; 3]);
     }
 }

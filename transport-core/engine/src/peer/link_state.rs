@@ -9,8 +9,8 @@ use super::PeerState;
 use super::comeback::{Comeback, FIRST_SHARE, PathHistory};
 use super::link::FULL_CAPACITY;
 use crate::index::GroupIndex;
-use crate::rail::{FULL_SPEED, PostedPiece};
-use crate::spi::{FenceKind, FenceReport, PeerSlot};
+use crate::rail::{FIRST_MESSAGE_RAIL, FULL_SPEED, PostedPiece};
+use crate::spi::{FenceKind, FenceReport, PeerSlot, WorkKind};
 use crate::{Error, Result, Time};
 
 /// The engine's state of the link to one peer.
@@ -41,6 +41,12 @@ pub(crate) struct LinkState {
     pub last_success: Time,
     /// Per rail: the imms that were posted over `send_slots`. `None` once one of them has failed: it may have arrived.
     sent_imms: Vec<Option<u64>>,
+    /// Per rail: the messages that were posted over `send_slots`, in the same way.
+    sent_messages: Vec<Option<u64>>,
+    /// The rail over which messages to the peer go. It changes when its path is broken for good.
+    pub message_rail: usize,
+    /// The rail on which the peer's messages arrive.
+    pub receive_rail: usize,
     /// Imms and messages that arrived since the peer was last granted more.
     pub arrivals: [u64; 2],
     /// The numbers of arrivals after which the engine grants the peer more.
@@ -67,6 +73,10 @@ pub(crate) struct SlotLink {
     pub link: u32,
     /// The imms that have arrived over the slot.
     pub imms: u64,
+    /// The messages that have arrived over the slot.
+    pub messages: u64,
+    /// The messages that the peer has posted there, as far as it has said so.
+    pub announced: u64,
     /// The fences that the peer has asked for, without a pause of [`CALM`] between them.
     fences: u32,
     last_fence: Time,
@@ -83,7 +93,12 @@ const CALM: Duration = Duration::from_secs(60);
 
 impl SlotLink {
     pub fn new(link: u32) -> Self {
-        Self { link, imms: 0, fences: 0, last_fence: Time::ZERO }
+        Self { link, imms: 0, messages: 0, announced: 0, fences: 0, last_fence: Time::ZERO }
+    }
+
+    /// What has arrived, for a peer that has asked for a fence.
+    pub fn report(self) -> FenceReport {
+        FenceReport { imms: self.imms, messages: self.messages }
     }
 
     /// Notes that the peer asks for a fence. Returns how long this side lets it wait.
@@ -124,6 +139,9 @@ impl LinkState {
             on_trial_until: vec![None; rails],
             last_success: Time::ZERO,
             sent_imms: vec![Some(0); rails],
+            sent_messages: vec![Some(0); rails],
+            message_rail: FIRST_MESSAGE_RAIL,
+            receive_rail: FIRST_MESSAGE_RAIL,
             send_slots,
             receive_slots,
             has_failed: false,
@@ -142,18 +160,36 @@ impl LinkState {
         self.arrivals[kind] >= self.renew_after[kind] && !self.has_failed
     }
 
-    /// Counts posted imms.
-    pub fn count_sent_imms(&mut self, rail: usize, more: u32) {
-        if let Some(sent) = &mut self.sent_imms[rail] {
+    /// Counts posted requests of an operation of this kind that the peer counts when they arrive: imms or messages.
+    /// Returns the number of messages if messages to the peer have changed their rail.
+    pub fn count_sent(&mut self, kind: WorkKind, rail: usize, more: u32) -> Option<u64> {
+        let is_message = kind == WorkKind::Send;
+        let counts = if is_message { &mut self.sent_messages } else { &mut self.sent_imms };
+        if let Some(sent) = &mut counts[rail] {
             // The peer's report may be any number.
             *sent = sent.wrapping_add(more.into());
         }
+        counts[rail].filter(|_| is_message && self.message_rail != FIRST_MESSAGE_RAIL)
     }
 
-    /// Notes that an imm has failed: nobody knows any more how many have arrived.
+    /// Tells the peer how many messages were posted over a rail, so that it posts receives there.
     #[cold]
-    pub fn note_failed_imm(&mut self, rail: usize) {
-        self.sent_imms[rail] = None;
+    pub fn announce_messages(&self, group: GroupIndex, rail: usize, messages: u64) {
+        if let Some(slot) = self.send_slots[rail] {
+            self.peer.context.messages_posted(group, rail, slot, messages);
+        }
+    }
+
+    /// Notes that a request with an imm, or a message, has failed: nobody knows any more how many have arrived.
+    #[cold]
+    pub fn note_failed(&mut self, kind: WorkKind, rail: usize) {
+        let counts = if kind == WorkKind::Send { &mut self.sent_messages } else { &mut self.sent_imms };
+        counts[rail] = None;
+    }
+
+    /// The messages that were posted over a rail. `None` if one of them has failed.
+    pub fn sent_messages(&self, rail: usize) -> Option<u64> {
+        self.sent_messages[rail]
     }
 
     /// The imms that were posted over a rail. `None` if one of them has failed.
@@ -224,9 +260,10 @@ impl LinkState {
         }
     }
 
-    /// Notes how many imms the peer has counted of those that were posted over a rail. All others are settled.
-    pub fn set_sent_imms(&mut self, rail: usize, sent: u64) {
-        self.sent_imms[rail] = Some(sent);
+    /// Notes how many imms and messages the peer has counted of those that were posted over a rail. All others are
+    /// settled.
+    pub fn set_sent(&mut self, rail: usize, report: FenceReport) {
+        (self.sent_imms[rail], self.sent_messages[rail]) = (Some(report.imms), Some(report.messages));
     }
 
     /// The slots of a rail that have only ever received, because the peer has more rails than this side.

@@ -19,7 +19,7 @@ pub(super) use comeback::{Comeback, GOOD_PROBES, MAX_REFUSED_PROBES, PathProbe, 
 pub(super) use early_events::EarlyEvents;
 pub use events::{PeerEvents, PeerIdentity};
 pub use fences::FenceRequest;
-pub(super) use fences::{Fence, Fences, LostImms};
+pub(super) use fences::{Fence, Fences, LostArrivals};
 pub use link::{CheckedRange, Link, PairedRail};
 pub(super) use link_state::{ArrivalKind, BrokenPath, LinkState, SlotLink};
 pub use state::PeerState;

@@ -21,7 +21,7 @@ pub use counters::RailCounts;
 pub(super) use inflight::{MAX_RUN, PostedPiece, Run};
 pub use receive_pool::Message;
 pub use receive_pool::{Inbox, PoolPart};
-pub(super) use receives::{RECEIVE_RAIL, Receives};
+pub(super) use receives::{FIRST_MESSAGE_RAIL, Receives};
 pub(super) use speed_meter::{FULL_SPEED, speeds};
 
 use crate::memory::{RetainedByRail, RetainedMemory};

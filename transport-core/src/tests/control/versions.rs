@@ -59,8 +59,9 @@ pub(super) fn recorded() -> Vec<(&'static str, Frame)> {
         ),
         ("fence", Frame::Fence { id: 9, transport: "efa".into(), pair: 300, kind: FenceKind::DeviceLost }),
         ("fence_path", Frame::Fence { id: 9, transport: "efa".into(), pair: 300, kind: FenceKind::PathLost }),
+        ("messages_posted", Frame::MessagesPosted { transport: "efa".into(), pair: 300, count: 9 }),
         ("lift", Frame::Fence { id: 9, transport: "efa".into(), pair: 300, kind: FenceKind::Lift }),
-        ("fenced", Frame::Fenced { id: 9, report: Some(FenceReport { imms: 300 }), reason: String::new() }),
+        ("fenced", Frame::Fenced { id: 9, report: Some(FenceReport { imms: 300, messages: 7 }), reason: String::new() }),
         ("fenced_not", Frame::Fenced { id: u64::MAX, report: None, reason: "in words".into() }),
     ]
 }
@@ -96,8 +97,8 @@ fn version_1_is_as_recorded() {
     let files: BTreeSet<_> = files.map(|file| file.unwrap().path()).collect();
     assert_eq!(files, known.collect());
     let tags: BTreeSet<_> = recorded().iter().map(|(name, _)| stored(name)[0]).collect();
-    assert_eq!(tags, (0..16).collect(), "a kind of frame is not recorded");
-    let mut next = stored("fenced");
+    assert_eq!(tags, (0..17).collect(), "a kind of frame is not recorded");
+    let mut next = stored("messages_posted");
     next[0] += 1;
     assert!(Frame::decode(&next).is_err(), "a kind of frame is not recorded");
 }
