@@ -85,7 +85,7 @@ impl EfaEndpoint {
                 "requests to a peer that is gone do not end: the backend replaces the endpoint to end them"
             ),
             false => tracing::info!(
-                "a peer has lost its device: the backend replaces the endpoint, so that nothing of it arrives any more"
+                "a peer has lost its device or its path: the backend replaces the endpoint, so that nothing of it arrives any more"
             ),
         }
         let endpoint = match self.open_next_endpoint(aborts) {
