@@ -135,11 +135,11 @@ impl Connector for DomainState {
     }
 
     fn fence(&self, slot: PeerSlot) -> Poll<Result<()>> {
-        self.peers.fence(slot)
+        self.peers.fence(slot, self.setup.clock.now())
     }
 
     fn lift_fence(&self, slot: PeerSlot) -> Result<()> {
-        self.peers.lift_fence(slot)
+        self.peers.lift_fence(slot, self.setup.clock.now())
     }
 
     fn disconnect(&self, slot: PeerSlot) {

@@ -7,10 +7,11 @@
 //! use the new endpoint. Once no peer needs the old one, the *retiring* endpoint, the backend closes it, with the
 //! requests that do not end.
 
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use libfabric_sys as sys;
-use multirail_spi::{Completions, ErrorKind, Event, Piece, Status, Time, WorkRequest};
+use multirail_spi::{Completions, Error, ErrorKind, Event, Piece, Result, Status, Time, WorkRequest};
 
 use crate::context::Posted;
 use crate::endpoint::{DEVICE_LOST, EfaEndpoint, QUEUE_FULL};
@@ -33,6 +34,10 @@ const MIN_RETIREMENT: Duration = Duration::from_millis(500);
 /// The longest time that the retiring endpoint stays open for other peers: for requests to them, and until they confirm
 /// the new address.
 const MAX_RETIREMENT: Duration = Duration::from_secs(5);
+
+/// The most endpoints of a domain that are left open (`reaper.rs`) before the backend refuses fences: each keeps the
+/// buffers of its receives, 72 MB with the 8192 receives of a p5's card, and peers may ask for a fence again and again.
+const MAX_LEFT_OPEN: usize = 16;
 
 /// How long requests to an aborted peer may take to fail by themselves.
 pub(crate) fn grace(info: &Info) -> Duration {
@@ -80,10 +85,10 @@ impl EfaEndpoint {
                 "requests to a peer that is gone do not end: the backend replaces the endpoint to end them"
             ),
             false => tracing::info!(
-                "a peer has lost its device: the backend replaces the endpoint, so that nothing of it arrives any more"
+                "a peer has lost its device or its path: the backend replaces the endpoint, so that nothing of it arrives any more"
             ),
         }
-        let endpoint = match self.domain.open_endpoint() {
+        let endpoint = match self.open_next_endpoint(aborts) {
             Ok(endpoint) => endpoint,
             Err(error) if !aborts => {
                 tracing::warn!(%error, "no other endpoint can be opened, so the peer is not fenced");
@@ -102,6 +107,17 @@ impl EfaEndpoint {
         self.events.push_back(Event::EndpointChanged);
     }
 
+    /// Opens the next endpoint. For a fence, only if the domain has not left too many endpoints open.
+    fn open_next_endpoint(&self, aborts: bool) -> Result<FabricEndpoint> {
+        if !aborts && self.domain.left_open.load(Ordering::Relaxed) >= MAX_LEFT_OPEN {
+            let why = format!(
+                "libfabric cannot close {MAX_LEFT_OPEN} endpoints of this device: open the fabric anew"
+            );
+            return Err(Error::new(ErrorKind::Exhausted, "open endpoint", why));
+        }
+        self.domain.open_endpoint()
+    }
+
     /// Closes the retiring endpoint once no other peer needs it, and at the latest after [`MAX_RETIREMENT`], unless
     /// closing would wait for the card.
     fn close_retiring(&mut self, now: Time) {
@@ -114,11 +130,17 @@ impl EfaEndpoint {
         let aborted: u32 = self.aborted.iter().map(|(peer, _)| self.outstanding[peer.0 as usize]).sum();
         let is_needed =
             retiring.endpoint.posted.requests > aborted as usize || (0..).zip(&self.slots).any(uses_it);
-        // With EFA's own protocols, closing waits for the requests that the card has. If the grace period of an aborted
-        // peer is over, the card has failed these by now. If the endpoint is replaced for a fence, the card may have
-        // requests to the fenced peer for up to [`EFA_GRACE`].
         let is_busy = self.domain.device.info.uses_efa_protocols() && retiring.endpoint.posted.requests > 0;
-        let blocks = is_busy && self.aborted.iter().all(|(_, until)| *until > now) && age < EFA_GRACE;
+        let queues = &retiring.endpoint.queues;
+        let waits_for_card = match queues.close_may_hang() {
+            // The endpoint stays open. The card may still read into memory of this side.
+            true => queues.card_may_write(),
+            // With EFA's own protocols, closing waits for the requests that the card has. If the grace period of an
+            // aborted peer is over, the card has failed these by now. If the endpoint is replaced for a fence, the card
+            // may have requests to the fenced peer for up to [`EFA_GRACE`].
+            false => self.aborted.iter().all(|(_, until)| *until > now),
+        };
+        let blocks = is_busy && waits_for_card && age < EFA_GRACE;
         let Some(retiring) = &mut self.retiring else { return };
         retiring.unused_since = (!is_needed).then(|| retiring.unused_since.unwrap_or(now));
         let is_quiet = retiring.unused_since.is_some_and(|since| now.since(since) >= MIN_RETIREMENT);
@@ -126,8 +148,9 @@ impl EfaEndpoint {
             return;
         }
         let Some(retiring) = self.retiring.take() else { return };
-        self.domain.peers.close_endpoint(number);
         let mut endpoint = retiring.endpoint;
+        self.read_whole_receive_queue(&mut endpoint);
+        self.domain.peers.close_endpoint(number);
         let ended = endpoint.posted.end_all();
         // Closes the endpoint before it reports the ends. If libfabric does not close it, a reaper keeps all memory
         // that it may touch.

@@ -141,6 +141,12 @@ impl Info {
         Some(link.speed as u64).filter(|speed| *speed > 0)
     }
 
+    /// The card's model, as the provider prints it: `0xefa1`.
+    pub(crate) fn card_model(&self) -> Option<String> {
+        // SAFETY: null, or a card's attributes, which lie in the entry; the text is null or a string.
+        unsafe { Some(text(self.get().nic.as_ref()?.device_attr.as_ref()?.device_id)) }
+    }
+
     /// The card's PCI function.
     pub(crate) fn pci_address(&self) -> Option<topology::Address> {
         // SAFETY: null, or a card's attributes, which lie in the entry.

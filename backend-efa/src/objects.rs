@@ -12,7 +12,7 @@ use multirail_spi::{Error, ErrorKind, Flushes, Result};
 use crate::deregistrations::Deregistrations;
 use crate::library::{Info, library};
 use crate::signals;
-use crate::status::call_error;
+use crate::status::{call_error, card_post_error};
 use crate::submit::MAX_BATCH;
 
 /// A C object that begins with libfabric's `fid`.
@@ -152,13 +152,9 @@ impl Device {
         if is_tested && self.info.is_efa_direct() { MAX_BATCH } else { 1 }
     }
 
-    /// Maps the code of a refused post. FI_EIO of a card means that the card is lost. Simulated cards report a loss
-    /// this way; a real card may accept posts after its loss, and report the loss by completions alone.
+    /// Maps the code of a refused post ([`card_post_error`]).
     pub(crate) fn post_error(&self, code: isize) -> isize {
-        match code == -(sys::FI_EIO as isize) && self.info.is_card() {
-            true => -(sys::FI_ENODEV as isize),
-            false => code,
-        }
+        if self.info.is_card() { card_post_error(code) } else { code }
     }
 
     /// Whether a reaper is still closing an endpoint of the device, so that any call of the provider may block.

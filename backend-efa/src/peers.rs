@@ -7,7 +7,7 @@ use std::sync::{Arc, Condvar, MutexGuard, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
 
-use multirail_spi::{Error, ErrorKind, PeerSlot, Result, SlotTable, claim_slot};
+use multirail_spi::{Error, ErrorKind, PeerSlot, Result, SlotTable, Time, claim_slot};
 
 use crate::address_vector::AddressVector;
 use crate::library::Info;
@@ -206,11 +206,11 @@ impl Peers {
     }
 
     /// Fences a slot: the endpoint replaces the libfabric endpoint that its peer may have sent to. Ready once that is
-    /// closed.
+    /// closed, or left open so that nothing arrives there ([`Peers::endpoint_left_open`]).
     ///
     /// # Errors
-    /// `Unsupported` if libfabric will never close it, or opens no other one.
-    pub(crate) fn fence(&self, slot: PeerSlot) -> Poll<Result<()>> {
+    /// `Unsupported` if no other one can be opened.
+    pub(crate) fn fence(&self, slot: PeerSlot, now: Time) -> Poll<Result<()>> {
         let mut table = self.lock();
         let fence = match table.fences.iter().find(|fence| fence.slot == slot) {
             Some(fence) => *fence,
@@ -227,34 +227,29 @@ impl Peers {
                 fence
             }
         };
-        Self::state_of(&table, fence)
+        Self::state_of(&table, fence, now)
     }
 
-    /// Whether a fence is finished.
-    fn state_of(table: &PeerTable, fence: FencedSlot) -> Poll<Result<()>> {
-        let is_left_open = table.left_open.is_some_and(|number| number <= fence.last);
-        if fence.is_refused || is_left_open {
-            let why = match fence.is_refused {
-                true => {
-                    "libfabric opens no other endpoint in place of the one to which the peer's device has sent"
-                }
-                false => "libfabric does not close the endpoint to which the peer's device has sent",
-            };
+    /// Whether a fence is finished at `now`.
+    fn state_of(table: &PeerTable, fence: FencedSlot, now: Time) -> Poll<Result<()>> {
+        if fence.is_refused {
+            let why =
+                "no other endpoint can be opened in place of the one to which the peer's device has sent";
             return Poll::Ready(Err(Error::new(ErrorKind::Unsupported, "fence", why)));
         }
-        if table.is_any_open_up_to(fence.last) { Poll::Pending } else { Poll::Ready(Ok(())) }
+        if table.is_any_reachable_up_to(fence.last, now) { Poll::Pending } else { Poll::Ready(Ok(())) }
     }
 
-    /// Lifts a fence. Its peer sends to the newest endpoint from now on; what it had sent before went to one that is
-    /// closed.
+    /// Lifts a fence. Its peer sends to the newest endpoint from now on; nothing arrives any more where it has sent
+    /// before.
     ///
     /// # Errors
-    /// `Unsupported` if the former endpoint stays open.
-    pub(crate) fn lift_fence(&self, slot: PeerSlot) -> Result<()> {
+    /// `Unsupported` if something may still arrive there.
+    pub(crate) fn lift_fence(&self, slot: PeerSlot, now: Time) -> Result<()> {
         let mut table = self.lock();
         let fence = table.fences.iter().find(|fence| fence.slot == slot).copied();
-        if fence.is_some_and(|fence| !matches!(Self::state_of(&table, fence), Poll::Ready(Ok(())))) {
-            let why = "the endpoint to which the peer has sent before stays open";
+        if fence.is_some_and(|fence| !matches!(Self::state_of(&table, fence, now), Poll::Ready(Ok(())))) {
+            let why = "the endpoint to which the peer has sent before is still in use";
             return Err(Error::new(ErrorKind::Unsupported, "lift a fence", why));
         }
         if fence.is_some() {
@@ -270,9 +265,13 @@ impl Peers {
         self.mark_changed();
     }
 
-    /// Notes that an endpoint stays open for ever.
-    pub(crate) fn endpoint_left_open(&self, number: u32) {
-        self.lock().left_open.get_or_insert(number);
+    /// Notes that an endpoint stays open for ever, and that no call goes there any more. From `until` on the card has
+    /// nothing to do there either, so nothing arrives.
+    pub(crate) fn endpoint_left_open(&self, number: u32, now: Time, until: Time) {
+        let mut table = self.lock();
+        table.closing.retain(|closing| *closing != number);
+        table.left_open.retain(|(_, until)| *until > now);
+        table.left_open.push((number, until));
     }
 
     /// Notes that libfabric has closed an endpoint.

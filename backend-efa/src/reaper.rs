@@ -13,6 +13,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crate::domain::DomainState;
+use crate::endpoint_replacement::EFA_GRACE;
 use crate::fabric_endpoint::FabricEndpoint;
 use crate::objects::Device;
 use crate::region::RegisteredRegion;
@@ -129,9 +130,18 @@ impl Drop for ClosedGuard {
     }
 }
 
-/// Closes an endpoint of `domain`. Returns true if the endpoint is closed, or if it stays open for ever but holds no
-/// lock (`Queues::close_may_hang`). Returns false if a reaper still closes it. Then the device is given up: the backend
-/// opens nothing on it until the reaper has ended.
+/// Closes an endpoint of `domain`, or leaves it open for ever if closing would wait for ever
+/// ([`Queues::close_may_hang`](crate::fabric_endpoint::Queues::close_may_hang)). Returns true if either is done.
+/// Returns false if a reaper still closes the endpoint. Then the device is given up: the backend opens nothing on it
+/// until the reaper has ended.
+///
+/// No byte of a peer lands over an endpoint that is left open. libfabric 1.17 has no thread for an endpoint. It
+/// receives packets, copies their bytes and answers them only within calls on the endpoint, its completion queue and
+/// its counter (`rxr_ep_progress_internal`), which no other endpoint shares. Nobody makes such a call any more, not even
+/// when the fabric is closed. Packets stay in the provider's own buffers, which live as long as the process. Reads that
+/// the provider has asked the card for are an exception
+/// ([`Queues::card_may_write`](crate::fabric_endpoint::Queues::card_may_write)): the card has ended them after
+/// [`EFA_GRACE`]. What this side has posted there never ends: the caller reports it as failed.
 ///
 /// `may_have_requests` is true if the provider may have requests that `endpoint.posted` does not count (any more).
 #[must_use]
@@ -142,15 +152,17 @@ pub(crate) fn close(
 ) -> bool {
     let (device, number) = (domain.device.info.domain_name(), endpoint.number);
     if (may_have_requests || endpoint.posted.requests > 0) && endpoint.queues.close_may_hang() {
-        // No thread polls the endpoint any more, so the provider does nothing there. The card touches memory only by
-        // its registration, which is closed before the memory is freed.
+        // The card may still read memory, to send packets that the provider has given to it. It does so by a
+        // registration that is closed before the memory is freed.
         tracing::warn!(
             device,
-            "libfabric would wait forever to close the endpoint, so the endpoint stays open"
+            "libfabric would wait forever to close the endpoint: the endpoint stays open, and nothing uses it"
         );
         domain.left_open.fetch_add(1, Ordering::Relaxed);
-        domain.peers.endpoint_left_open(number);
+        let now = domain.setup.clock.now();
+        let until = if endpoint.queues.card_may_write() { now.after(EFA_GRACE) } else { now };
         std::mem::forget(endpoint);
+        domain.peers.endpoint_left_open(number, now, until);
         return true;
     }
     let closing = Closing { endpoint, regions: domain.registrations.all(), domain: Arc::clone(domain) };

@@ -62,6 +62,21 @@ pub(crate) fn lacks_native_writes() -> bool {
     library().is_ok_and(|library| library.version() < NATIVE_WRITES_SINCE)
 }
 
+/// The cards with which libfabric 1.17 lets the card read only if the environment says so (`vendor_part_id` in
+/// `rxr_env_initialize`; as `efa_prov_info.c` prints it).
+const CARDS_WITHOUT_READS: [&str; 2] = ["0xefa0", "0xefa1"];
+
+/// Whether libfabric 1.17 may let the card read, to carry out this side's reads and the peers' long writes
+/// (`RXR_LONGREAD_RTW_PKT`). If not, it copies every byte to this side's memory itself, in calls on the endpoint that has
+/// received the byte.
+pub(crate) fn may_use_device_reads(info: &Info) -> bool {
+    // Parsed by `strtol` there. What does not look like zero counts as one.
+    match std::env::var_os("FI_EFA_USE_DEVICE_RDMA") {
+        Some(value) => value != "0",
+        None => !info.card_model().is_some_and(|model| CARDS_WITHOUT_READS.contains(&model.as_str())),
+    }
+}
+
 /// Whether writes are emulated on an enabled endpoint of a card.
 pub(crate) fn emulates_writes(ep: *mut sys::fid_ep, info: &Info) -> bool {
     if !info.is_card() || lacks_native_writes() {

@@ -85,6 +85,17 @@ pub(crate) fn card_error(status: c_int, otherwise: c_int) -> c_int {
     error as c_int
 }
 
+/// Maps the code of a post that a card has refused. FI_EIO means that the card is lost. Simulated cards report a loss this
+/// way; a real card may accept posts after its loss, and report the loss by completions alone.
+///
+/// 1.17 returns the positive number that `ibv_post_send` has returned (`efa_post_flush`).
+pub(crate) fn card_post_error(code: isize) -> isize {
+    match code.unsigned_abs() == sys::FI_EIO as usize {
+        true => -(sys::FI_ENODEV as isize),
+        false => code,
+    }
+}
+
 /// The error of a call that gave `code`; `what` is the object that the call was about.
 pub(crate) fn call_error(operation: &'static str, what: &str, code: c_int) -> Error {
     let text = match library() {
@@ -151,6 +162,13 @@ pub(crate) fn provider_text(queues: &Queues, number: i32, data: *mut c_void) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_refused_post_means_that_the_card_is_lost() {
+        let eio = sys::FI_EIO as isize;
+        assert_eq!([eio, -eio].map(card_post_error), [-(sys::FI_ENODEV as isize); 2]);
+        assert_eq!(card_post_error(-(sys::FI_EAGAIN as isize)), -(sys::FI_EAGAIN as isize));
+    }
 
     #[test]
     fn statuses_of_cards_have_their_kinds() {

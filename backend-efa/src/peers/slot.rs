@@ -54,7 +54,7 @@ pub(crate) struct FencedSlot {
     pub slot: PeerSlot,
     /// The newest libfabric endpoint that the peer may have sent to.
     pub last: u32,
-    /// Whether libfabric opens no other endpoint, so that the old one stays.
+    /// Whether no other endpoint can be opened, so that the old one stays.
     pub is_refused: bool,
 }
 

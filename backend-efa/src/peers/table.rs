@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use multirail_spi::{Error, ErrorKind, PeerSlot, Result};
+use multirail_spi::{Error, ErrorKind, PeerSlot, Result, Time};
 
 use super::slot::{ConnectedPeer, FencedSlot, RemoteAddress, SlotState};
 use crate::address_vector::AddressVector;
@@ -29,8 +29,9 @@ pub(super) struct PeerTable {
     pub(super) endpoints: Vec<OpenEndpoint>,
     /// The numbers of endpoints to which nothing is posted any more, and that libfabric has not closed.
     pub(super) closing: Vec<u32>,
-    /// The first endpoint that libfabric will never close.
-    pub(super) left_open: Option<u32>,
+    /// The endpoints that stay open for ever, and to which no call goes any more, as long as the card may still carry
+    /// out something that the provider has asked it for there: each with the time at which that is over.
+    pub(super) left_open: Vec<(u32, Time)>,
     pub(super) fences: Vec<FencedSlot>,
 }
 
@@ -42,10 +43,11 @@ impl PeerTable {
         endpoint.map(|endpoint| (endpoint.number, endpoint.address.clone())).ok_or_else(lost)
     }
 
-    /// Whether libfabric has an endpoint open whose number is at most `last` ([`FencedSlot::last`]).
-    pub(super) fn is_any_open_up_to(&self, last: u32) -> bool {
+    /// Whether anything may still arrive at `now` at an endpoint whose number is at most `last` ([`FencedSlot::last`]).
+    pub(super) fn is_any_reachable_up_to(&self, last: u32, now: Time) -> bool {
         let open = self.endpoints.iter().map(|endpoint| endpoint.number);
-        open.chain(self.closing.iter().copied()).any(|number| number <= last)
+        let left_open = self.left_open.iter().filter(|(_, until)| *until > now).map(|(number, _)| *number);
+        open.chain(self.closing.iter().copied()).chain(left_open).any(|number| number <= last)
     }
 
     /// Whether all connections to this address are disconnected, and some still have requests. If both sides have
@@ -135,5 +137,14 @@ mod tests {
         assert!(!table.is_address_taken(PeerSlot(0), &at(1, 8)), "it is the slot's own address");
         table.slots[0] = SlotState::Leaving(Some(address(1, 10)));
         assert!(!table.is_address_taken(slot, &at(1, 8)), "the former peer is gone");
+    }
+
+    #[test]
+    fn an_endpoint_that_is_left_open_is_reachable_as_long_as_its_card_has_reads() {
+        let (now, until) = (Time::ZERO, Time::ZERO.after(std::time::Duration::from_secs(30)));
+        let table = PeerTable { left_open: vec![(3, until)], closing: vec![5], ..PeerTable::default() };
+        assert!(!table.is_any_reachable_up_to(2, now));
+        assert!(table.is_any_reachable_up_to(3, now) && !table.is_any_reachable_up_to(4, until));
+        assert!(table.is_any_reachable_up_to(5, until), "the other one is still closing");
     }
 }

@@ -2,6 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 use std::slice::from_raw_parts;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rdma_sys as ib;
 
@@ -179,12 +180,17 @@ unsafe fn inline(list: &[ib::ibv_data_buf]) -> RequestBytes {
     RequestBytes::Inline(len, bytes)
 }
 
+/// Whether the program has sent by [`post_send`], as libfabric 1.17 does. It knows rdma-core up to version 44, which
+/// reports the end of every request as that of a send.
+pub(crate) static IS_OLD_PROVIDER: AtomicBool = AtomicBool::new(false);
+
 /// `ibv_post_send(3)`. If a request of the list is refused, `bad` gets the first such request.
 pub(crate) unsafe extern "C" fn post_send(
     qp: *mut ib::ibv_qp,
     mut wr: *mut ib::ibv_send_wr,
     bad: *mut *mut ib::ibv_send_wr,
 ) -> c_int {
+    IS_OLD_PROVIDER.store(true, Ordering::Relaxed);
     // SAFETY: verbs passes a pair of this library, and a list.
     unsafe {
         let pair = pair(qp.cast());

@@ -89,6 +89,11 @@ impl RemoteCard {
         unsafe { &(*self.process.page).cards[self.card] }
     }
 
+    /// The process of the card.
+    pub(crate) fn process(&self) -> ProcessId {
+        self.process.id
+    }
+
     /// Whether the process exists and the card is not dead.
     pub(crate) fn is_alive(&self) -> bool {
         if self.process.is_gone.load(Ordering::Relaxed) || self.card().is_dead.load(Ordering::Relaxed) != 0 {

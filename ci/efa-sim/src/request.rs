@@ -1,5 +1,6 @@
 //! A request of the program, and its execution by the card.
 
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use rdma_sys as ib;
@@ -7,6 +8,7 @@ use rdma_sys as ib;
 use crate::device::{INLINE, MAX_RDMA, MTU};
 use crate::host::SimHost;
 use crate::page::{ArrivalRecord, PostedReceive, QUEUES, ReceiveBuffer, ReceiveQueue, ReceivedKind};
+use crate::post::IS_OLD_PROVIDER;
 use crate::remote::{Direction, RemoteCard, TransferError};
 use crate::status::CompletionStatus;
 
@@ -56,6 +58,7 @@ impl SendRequest {
     /// The opcode of its completion in verbs.
     pub(crate) fn opcode(&self) -> ib::ibv_wc_opcode {
         match self.operation {
+            _ if IS_OLD_PROVIDER.load(Ordering::Relaxed) => ib::IBV_WC_SEND,
             RequestOperation::Send => ib::IBV_WC_SEND,
             RequestOperation::Write { .. } => ib::IBV_WC_RDMA_WRITE,
             RequestOperation::Read { .. } => ib::IBV_WC_RDMA_READ,

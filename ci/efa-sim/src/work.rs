@@ -8,10 +8,15 @@ use rdma_sys as ib;
 
 use crate::completions::{Completion, SimCompletionQueue};
 use crate::host::SimHost;
+use crate::p5::CARDS;
 use crate::page::ReceiveQueue;
 use crate::queue_pair::{SimQueuePair, lock};
+use crate::remote::RemoteCard;
 use crate::request::{RequestOperation, SendRequest};
 use crate::status::CompletionStatus;
+
+/// The number of requests that each card of this process has executed.
+static EXECUTED: [AtomicU64; CARDS] = [const { AtomicU64::new(0) }; CARDS];
 
 /// The requests of a queue pair that have not ended.
 pub(crate) struct ActiveRequests {
@@ -106,8 +111,11 @@ impl SimQueuePair {
         if request.due.is_some_and(|due| due > Instant::now()) {
             return false;
         }
-        let status =
-            if self.is_dead() { Some(CompletionStatus::Flushed) } else { request.execute(host, self.card) };
+        let status = match self.is_dead() {
+            true => Some(CompletionStatus::Flushed),
+            false if self.loses(host, request) => Some(CompletionStatus::Unresponsive),
+            false => request.execute(host, self.card),
+        };
         let Some(status) = status else { return false };
         self.count(host);
         if host.config.trace {
@@ -126,9 +134,15 @@ impl SimQueuePair {
         SimHost::get().is_some_and(|host| host.card(self.card).allows(sge.lkey, addr, len, right))
     }
 
+    /// Whether a fault loses the request.
+    fn loses(&self, host: &SimHost, request: &SendRequest) -> bool {
+        let executed = EXECUTED[self.card].load(Ordering::Relaxed);
+        let peer = request.remote.as_ref().map(RemoteCard::process);
+        peer.is_some_and(|peer| host.config.faults.loses(self.card, executed, peer))
+    }
+
     /// Counts an executed request. A fault may kill the card at this number.
     fn count(&self, host: &SimHost) {
-        static EXECUTED: [AtomicU64; crate::p5::CARDS] = [const { AtomicU64::new(0) }; crate::p5::CARDS];
         let executed = EXECUTED[self.card].fetch_add(1, Ordering::Relaxed);
         if host.config.faults.kills(self.card, executed) {
             host.card(self.card).is_dead.store(1, Ordering::Relaxed);
