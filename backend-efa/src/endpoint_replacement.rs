@@ -90,7 +90,8 @@ impl EfaEndpoint {
         }
         let endpoint = match self.open_next_endpoint(aborts) {
             Ok(endpoint) => endpoint,
-            Err(error) if !aborts => {
+            // A lost card opens none either, and its loss is a fence, too.
+            Err(error) if !aborts && error.kind() != ErrorKind::Io => {
                 tracing::warn!(%error, "no other endpoint can be opened, so the peer is not fenced");
                 self.is_fence_due = false;
                 return self.domain.peers.refuse_fences();

@@ -280,6 +280,44 @@ fn notifications_change_their_device() {
     }
 }
 
+/// The path breaks first, and a device at its end is lost while nothing is settled: both sides learn that it does not
+/// come back.
+#[test]
+fn a_device_is_lost_behind_a_broken_path() {
+    for loses in [0, 1] {
+        let clock = VirtualClock::default();
+        let path = BrokenPath { device: 0, peer: None, from: Time::from_nanos(20_000), until: Time::NEVER };
+        let errors = Some(Duration::from_micros(1));
+        let mut links =
+            [0, 1].map(|_| LinkModel { fence_takes: Duration::from_millis(1), ..LinkModel::p5() });
+        links[0].broken_paths = vec![path];
+        links[0].path_errors_after = errors;
+        links[loses].lose_devices_at = vec![(0, Time::from_nanos(200_000))];
+        let [a_link, b_link] = links;
+        let (a, b) = (open(&clock, 2, a_link, 1), open(&clock, 2, b_link, 2));
+        let to_b = a.connect_local(&b).unwrap().0;
+        let (from, pool) = (a.alloc(LEN, Access::LOCAL).unwrap(), b.recv_pool(4, LEN).unwrap());
+        let mut arrived = 0;
+        for number in 0..20 {
+            let options = SendOptions::new().deadline(DEADLINE);
+            let mut op = to_b.send_with(&from, 0..LEN, &options).unwrap();
+            let limit = clock.now().after(DEADLINE);
+            let result = loop {
+                arrived += std::iter::from_fn(|| pool.try_next()).map(Result::unwrap).count();
+                if let Some(result) = op.try_result() {
+                    break result;
+                }
+                assert!(turn(&clock, &[&a, &b], limit), "{number}");
+            };
+            assert!(result.is_ok(), "{number}: {result:?}");
+        }
+        while turn(&clock, &[&a, &b], clock.now().after(Duration::from_millis(1))) {
+            arrived += std::iter::from_fn(|| pool.try_next()).map(Result::unwrap).count();
+        }
+        assert_eq!(arrived, 20);
+    }
+}
+
 /// The path over the first device is broken for a while, and the device works: messages wait for it.
 #[test]
 fn messages_wait_for_a_path_that_comes_back() {

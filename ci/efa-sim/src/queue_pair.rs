@@ -55,6 +55,9 @@ unsafe fn create(
     let Some(host) = SimHost::get() else { return refuse(libc::ENODEV) };
     // SAFETY: by the caller.
     let (attr, card) = unsafe { (&*attr, card_of(context)) };
+    if host.card(card).is_dead.load(Ordering::Relaxed) != 0 {
+        return refuse(libc::EIO);
+    }
     let cap = attr.cap;
     if cap.max_recv_wr > 4 * RECEIVES as u32 || attr.send_cq.is_null() || attr.recv_cq.is_null() {
         return refuse(libc::EINVAL);

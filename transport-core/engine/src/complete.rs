@@ -656,15 +656,15 @@ impl Engine {
         }
     }
 
-    /// This side's device of a rail is lost while its path to a peer was broken. The peer may have lifted its fence
-    /// meanwhile, and learns of the loss.
+    /// This side's device of a rail is lost while its path to a peer was broken. The peer learns of the loss: it may have
+    /// lifted its fence meanwhile, and may wait for the path to come back.
     fn end_comeback(&mut self, rail: usize, link: u32) {
         let Some(Some(state)) = self.links.get_mut(link as usize) else { return };
         self.probes.forget_path(rail, link);
-        let Some(path) = state.broken_path(rail).filter(|path| path.comeback != Comeback::Unsettled) else {
-            return;
-        };
-        path.comeback = Comeback::Never;
+        let Some(path) = state.broken_path(rail) else { return };
+        if path.comeback != Comeback::Unsettled {
+            path.comeback = Comeback::Never;
+        }
         let slot = path.slot;
         self.ask_peer((rail, slot), link, FenceKind::DeviceLost);
         self.update_message_rail(link);
