@@ -4,7 +4,7 @@ use std::sync::OnceLock;
 use std::task::Poll;
 
 use libfabric_sys as sys;
-use multirail_spi::{Connector, Error, ErrorKind, PeerSlot, Result};
+use multirail_spi::{Connector, Error, ErrorKind, FenceKind, PeerSlot, Result};
 
 use crate::domain::DomainState;
 use crate::peers::{EmptyWriteTarget, RemoteAddress};
@@ -134,8 +134,8 @@ impl Connector for DomainState {
         Ok(())
     }
 
-    fn fence(&self, slot: PeerSlot) -> Poll<Result<()>> {
-        self.peers.fence(slot, self.setup.clock.now())
+    fn fence(&self, slot: PeerSlot, kind: FenceKind) -> Poll<Result<()>> {
+        self.peers.fence(slot, kind, self.setup.clock.now())
     }
 
     fn lift_fence(&self, slot: PeerSlot) -> Result<()> {

@@ -11,7 +11,9 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use libfabric_sys as sys;
-use multirail_spi::{Completions, Error, ErrorKind, Event, Piece, Result, Status, Time, WorkRequest};
+use multirail_spi::{
+    Completions, Error, ErrorKind, Event, FenceKind, PeerSlot, Piece, Result, Status, Time, WorkRequest,
+};
 
 use crate::context::Posted;
 use crate::endpoint::{DEVICE_LOST, EfaEndpoint, QUEUE_FULL};
@@ -30,7 +32,7 @@ const GRACE: Duration = Duration::from_secs(2);
 pub(crate) const EFA_GRACE: Duration = Duration::from_secs(30);
 /// How long the retiring endpoint stays open after the last peer has confirmed the new address. Peers may have posted
 /// requests to it, and no event reports when these have ended. The time is a hundred times what a deep queue takes.
-const MIN_RETIREMENT: Duration = Duration::from_millis(500);
+pub(crate) const MIN_RETIREMENT: Duration = Duration::from_millis(500);
 /// The longest time that the retiring endpoint stays open for other peers: for requests to them, and until they confirm
 /// the new address.
 const MAX_RETIREMENT: Duration = Duration::from_secs(5);
@@ -131,11 +133,17 @@ impl EfaEndpoint {
         let aborted: u32 = self.aborted.iter().map(|(peer, _)| self.outstanding[peer.0 as usize]).sum();
         let is_needed =
             retiring.endpoint.posted.requests > aborted as usize || (0..).zip(&self.slots).any(uses_it);
+        let is_lost = |peer: &PeerSlot| {
+            let mut fences = self.fences.iter();
+            fences.any(|fence| fence.slot == *peer && fence.kind == FenceKind::DeviceLost)
+        };
+        let lost = self.aborted.iter().filter(|(peer, _)| is_lost(peer));
+        let unanswered = lost.map(|(peer, _)| self.outstanding[peer.0 as usize] as usize).sum::<usize>();
         let is_busy = self.domain.device.info.uses_efa_protocols() && retiring.endpoint.posted.requests > 0;
-        let queues = &retiring.endpoint.queues;
-        let waits_for_card = match queues.close_may_hang() {
-            // The endpoint stays open. The card may still read into memory of this side.
-            true => queues.card_may_write(),
+        let waits_for_card = match retiring.endpoint.queues.close_may_hang() {
+            // The endpoint stays open. The card may still read into memory of this side, unless the peer's device is
+            // lost, and nobody answers the reads.
+            true => self.domain.peers.card_may_write() && retiring.endpoint.posted.requests > unanswered,
             // With EFA's own protocols, closing waits for the requests that the card has. If the grace period of an
             // aborted peer is over, the card has failed these by now. If the endpoint is replaced for a fence, the card
             // may have requests to the fenced peer for up to [`EFA_GRACE`].

@@ -135,12 +135,6 @@ impl Queues {
         self.device.info.is_card() && settings::lacks_native_writes()
     }
 
-    /// Whether the card may still write to memory of this side once no call goes to the endpoint any more, if closing
-    /// may hang: by the reads that the provider has asked it for.
-    pub(crate) fn card_may_write(&self) -> bool {
-        settings::may_use_device_reads(&self.device.info)
-    }
-
     /// The number of writes and reads of peers so far; 0 where they are not counted.
     #[inline]
     pub(crate) fn remote_accesses(&self) -> u64 {

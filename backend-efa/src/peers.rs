@@ -7,10 +7,12 @@ use std::sync::{Arc, Condvar, MutexGuard, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
 
-use multirail_spi::{Error, ErrorKind, PeerSlot, Result, SlotTable, Time, claim_slot};
+use multirail_spi::{Error, ErrorKind, FenceKind, PeerSlot, Result, SlotTable, Time, claim_slot};
 
 use crate::address_vector::AddressVector;
+use crate::endpoint_replacement::{EFA_GRACE, MIN_RETIREMENT};
 use crate::library::Info;
+use crate::settings;
 use crate::tag::PeerTag;
 use slot::{ConnectedPeer, SlotState};
 pub(crate) use slot::{Destination, EmptyWriteTarget, FencedSlot, RemoteAddress, SlotView};
@@ -39,6 +41,8 @@ pub(crate) struct Peers {
     identifies_by_address: bool,
     /// How long a connecting peer may wait for other peers to leave.
     wait_limit: Duration,
+    /// [`Peers::card_may_write`].
+    card_may_write: bool,
     /// Notified when a connection has ended, and when an endpoint was closed.
     on_end: Condvar,
 }
@@ -51,6 +55,7 @@ impl Peers {
             waits_for_former: info.uses_efa_protocols() && worker_sleeps,
             has_queue_pairs: info.is_card(),
             identifies_by_address: info.domain().cq_data_size < 8,
+            card_may_write: info.is_card() && settings::may_use_device_reads(info),
             wait_limit: if worker_sleeps { FORMER_CONNECTION_LIMIT } else { Duration::ZERO },
             ..Self::default()
         }
@@ -210,7 +215,7 @@ impl Peers {
     ///
     /// # Errors
     /// `Unsupported` if no other one can be opened.
-    pub(crate) fn fence(&self, slot: PeerSlot, now: Time) -> Poll<Result<()>> {
+    pub(crate) fn fence(&self, slot: PeerSlot, kind: FenceKind, now: Time) -> Poll<Result<()>> {
         let mut table = self.lock();
         let fence = match table.fences.iter().find(|fence| fence.slot == slot) {
             Some(fence) => *fence,
@@ -219,25 +224,32 @@ impl Peers {
                 return Poll::Ready(Ok(()));
             }
             None => {
-                // If no endpoint is open, the device is lost: then the fence is about every endpoint so far.
-                let last = table.endpoints.last().map_or(u32::MAX, |endpoint| endpoint.number);
-                let fence = FencedSlot { slot, last, is_refused: false };
+                // If no endpoint is open, this side's device is lost: then the fence is about every endpoint so far.
+                let newest = table.endpoints.last().map(|endpoint| (kind, endpoint.number));
+                let (kind, last) = newest.unwrap_or((FenceKind::DeviceLost, u32::MAX));
+                let fence = FencedSlot { slot, kind, last, is_refused: false };
                 table.fences.push(fence);
                 self.mark_changed();
                 fence
             }
         };
-        Self::state_of(&table, fence, now)
+        self.state_of(&table, fence, now)
     }
 
     /// Whether a fence is finished at `now`.
-    fn state_of(table: &PeerTable, fence: FencedSlot, now: Time) -> Poll<Result<()>> {
+    fn state_of(&self, table: &PeerTable, fence: FencedSlot, now: Time) -> Poll<Result<()>> {
         if fence.is_refused {
             let why =
                 "no other endpoint can be opened in place of the one to which the peer's device has sent";
             return Poll::Ready(Err(Error::new(ErrorKind::Unsupported, "fence", why)));
         }
-        if table.is_any_reachable_up_to(fence.last, now) { Poll::Pending } else { Poll::Ready(Ok(())) }
+        let quiet = match fence.kind {
+            _ if !self.card_may_write => Duration::ZERO,
+            // The other device sends nothing any more; its last packets need a moment.
+            FenceKind::DeviceLost => MIN_RETIREMENT,
+            _ => EFA_GRACE,
+        };
+        if table.is_any_reachable_up_to(fence.last, now, quiet) { Poll::Pending } else { Poll::Ready(Ok(())) }
     }
 
     /// Lifts a fence. Its peer sends to the newest endpoint from now on; nothing arrives any more where it has sent
@@ -248,7 +260,7 @@ impl Peers {
     pub(crate) fn lift_fence(&self, slot: PeerSlot, now: Time) -> Result<()> {
         let mut table = self.lock();
         let fence = table.fences.iter().find(|fence| fence.slot == slot).copied();
-        if fence.is_some_and(|fence| !matches!(Self::state_of(&table, fence, now), Poll::Ready(Ok(())))) {
+        if fence.is_some_and(|fence| !matches!(self.state_of(&table, fence, now), Poll::Ready(Ok(())))) {
             let why = "the endpoint to which the peer has sent before is still in use";
             return Err(Error::new(ErrorKind::Unsupported, "lift a fence", why));
         }
@@ -265,13 +277,18 @@ impl Peers {
         self.mark_changed();
     }
 
-    /// Notes that an endpoint stays open for ever, and that no call goes there any more. From `until` on the card has
-    /// nothing to do there either, so nothing arrives.
-    pub(crate) fn endpoint_left_open(&self, number: u32, now: Time, until: Time) {
+    /// Whether the card may still write to memory of this side over an endpoint that stays open, once no call goes
+    /// there any more: by the reads that the provider has asked the card for.
+    pub(crate) fn card_may_write(&self) -> bool {
+        self.card_may_write
+    }
+
+    /// Notes that an endpoint stays open for ever, and that no call goes there any more.
+    pub(crate) fn endpoint_left_open(&self, number: u32, now: Time) {
         let mut table = self.lock();
         table.closing.retain(|closing| *closing != number);
-        table.left_open.retain(|(_, until)| *until > now);
-        table.left_open.push((number, until));
+        table.left_open.retain(|(_, since)| now.since(*since) < EFA_GRACE);
+        table.left_open.push((number, now));
     }
 
     /// Notes that libfabric has closed an endpoint.

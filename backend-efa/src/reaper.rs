@@ -13,7 +13,6 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crate::domain::DomainState;
-use crate::endpoint_replacement::EFA_GRACE;
 use crate::fabric_endpoint::FabricEndpoint;
 use crate::objects::Device;
 use crate::region::RegisteredRegion;
@@ -137,11 +136,11 @@ impl Drop for ClosedGuard {
 ///
 /// No byte of a peer lands over an endpoint that is left open. libfabric 1.17 has no thread for an endpoint. It
 /// receives packets, copies their bytes and answers them only within calls on the endpoint, its completion queue and
-/// its counter (`rxr_ep_progress_internal`), which no other endpoint shares. Nobody makes such a call any more, not even
-/// when the fabric is closed. Packets stay in the provider's own buffers, which live as long as the process. Reads that
-/// the provider has asked the card for are an exception
-/// ([`Queues::card_may_write`](crate::fabric_endpoint::Queues::card_may_write)): the card has ended them after
-/// [`EFA_GRACE`]. What this side has posted there never ends: the caller reports it as failed.
+/// its counter (`rxr_ep_progress_internal`), which no other endpoint shares. Nobody makes such a call any more, not
+/// even when the fabric is closed. Packets stay in the provider's own buffers, which live as long as the process.
+/// Reads that the provider has asked the card for are an exception
+/// ([`Peers::card_may_write`](crate::peers::Peers::card_may_write)): fences wait for them. What this side has posted
+/// there never ends: the caller reports it as failed.
 ///
 /// `may_have_requests` is true if the provider may have requests that `endpoint.posted` does not count (any more).
 #[must_use]
@@ -159,10 +158,8 @@ pub(crate) fn close(
             "libfabric would wait forever to close the endpoint: the endpoint stays open, and nothing uses it"
         );
         domain.left_open.fetch_add(1, Ordering::Relaxed);
-        let now = domain.setup.clock.now();
-        let until = if endpoint.queues.card_may_write() { now.after(EFA_GRACE) } else { now };
         std::mem::forget(endpoint);
-        domain.peers.endpoint_left_open(number, now, until);
+        domain.peers.endpoint_left_open(number, domain.setup.clock.now());
         return true;
     }
     let closing = Closing { endpoint, regions: domain.registrations.all(), domain: Arc::clone(domain) };

@@ -67,8 +67,8 @@ pub(crate) fn lacks_native_writes() -> bool {
 const CARDS_WITHOUT_READS: [&str; 2] = ["0xefa0", "0xefa1"];
 
 /// Whether libfabric 1.17 may let the card read, to carry out this side's reads and the peers' long writes
-/// (`RXR_LONGREAD_RTW_PKT`). If not, it copies every byte to this side's memory itself, in calls on the endpoint that has
-/// received the byte.
+/// (`RXR_LONGREAD_RTW_PKT`). If not, it copies every byte to this side's memory itself, in calls on the endpoint that
+/// has received the byte.
 pub(crate) fn may_use_device_reads(info: &Info) -> bool {
     // Parsed by `strtol` there. What does not look like zero counts as one.
     match std::env::var_os("FI_EFA_USE_DEVICE_RDMA") {

@@ -85,8 +85,8 @@ pub(crate) fn card_error(status: c_int, otherwise: c_int) -> c_int {
     error as c_int
 }
 
-/// Maps the code of a post that a card has refused. FI_EIO means that the card is lost. Simulated cards report a loss this
-/// way; a real card may accept posts after its loss, and report the loss by completions alone.
+/// Maps the code of a post that a card has refused. FI_EIO means that the card is lost. Simulated cards report a loss
+/// this way; a real card may accept posts after its loss, and report the loss by completions alone.
 ///
 /// 1.17 returns the positive number that `ibv_post_send` has returned (`efa_post_flush`).
 pub(crate) fn card_post_error(code: isize) -> isize {

@@ -7,7 +7,9 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use multirail_efa::EfaConfig;
-use multirail_spi::{Batch, Completions, ErrorKind, Event, Memory, PeerSlot, RemoteMemory, Status};
+use multirail_spi::{
+    Batch, Completions, ErrorKind, Event, FenceKind, Memory, PeerSlot, RemoteMemory, Status,
+};
 use side::{LEN, LIMIT, PIECE, Side};
 
 /// The time after which a card has ended its requests, one way or another (`EFA_GRACE` of the backend).
@@ -25,7 +27,8 @@ fn polled(side: &mut Side) -> Vec<Event> {
     completions.as_slice().to_vec()
 }
 
-/// Posts the write of a piece. Polls both sides as long as the provider has no room, or no handshake. Returns the events.
+/// Posts the write of a piece. Polls both sides as long as the provider has no room, or no handshake. Returns the
+/// events.
 fn post(
     side: &mut Side,
     other: &mut Side,
@@ -49,12 +52,11 @@ fn fill(side: &Side, byte: u8) {
     unsafe { side.memory.as_ptr().write_bytes(byte, LEN) }
 }
 
-/// Once a fence is finished, no byte lands of the writes that were under way, although the peer and its card live on and
-/// continue to write. libfabric 1.17 cannot close the target's endpoint, because a write that the target itself has
-/// posted there never ends. With `FI_EFA_USE_DEVICE_RDMA=1`, 1.17 lets the target's card read what is written to it: the
-/// fence waits until the card has ended its reads.
-#[test]
-fn no_byte_lands_after_a_fence() {
+/// Once a fence is finished, no byte lands of the writes that were under way, although the peer and its card live on
+/// and continue to write. libfabric 1.17 cannot close the target's endpoint, because a write that the target itself
+/// has posted there never ends. With `FI_EFA_USE_DEVICE_RDMA=1`, 1.17 lets the target's card read what is written to
+/// it: the fence of a path waits until the card has ended its reads.
+fn fence(kind: FenceKind) {
     let Some((mut here, mut there)) = cards() else { return };
     let emulates = multirail_efa::libfabric_version().is_ok_and(|version| version < (1, 18));
     let card_reads = emulates && std::env::var_os("FI_EFA_USE_DEVICE_RDMA").is_some_and(|value| value == "1");
@@ -88,7 +90,7 @@ fn no_byte_lands_after_a_fence() {
     there.endpoint.abort(to_here);
     let (start, mut events) = (Instant::now(), Vec::new());
     loop {
-        match there.domain.connector().fence(to_here) {
+        match there.domain.connector().fence(to_here, kind) {
             Poll::Ready(result) => break result.expect("the slot is fenced"),
             Poll::Pending => events.extend(polled(&mut there)),
         }
@@ -96,7 +98,12 @@ fn no_byte_lands_after_a_fence() {
     }
     assert_eq!(there.domain.unclosed_endpoints(), usize::from(emulates));
     match card_reads {
-        true => assert!(start.elapsed() >= CARD_LIMIT, "the fence took only {:?}", start.elapsed()),
+        true => assert_eq!(
+            start.elapsed() >= CARD_LIMIT,
+            kind == FenceKind::PathLost,
+            "the fence took {:?}",
+            start.elapsed()
+        ),
         false => {
             assert!(!emulates || there.bytes(PIECE..LEN).contains(&0x22), "every byte had arrived before")
         }
@@ -116,4 +123,14 @@ fn no_byte_lands_after_a_fence() {
     assert!(events.contains(&Event::EndpointChanged), "{events:?}");
     assert!(!emulates || events.iter().any(is_failed), "the target's own write does not end: {events:?}");
     there.domain.connector().lift_fence(to_here).expect("the fence is lifted");
+}
+
+#[test]
+fn no_byte_lands_after_a_fence_of_a_path() {
+    fence(FenceKind::PathLost);
+}
+
+#[test]
+fn no_byte_lands_after_a_fence_of_a_lost_device() {
+    fence(FenceKind::DeviceLost);
 }

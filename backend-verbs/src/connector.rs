@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::task::Poll;
 
-use multirail_spi::{Connector, Error, ErrorKind, PeerSlot, Result};
+use multirail_spi::{Connector, Error, ErrorKind, FenceKind, PeerSlot, Result};
 
 use crate::config::MOST_QUEUE_PAIRS;
 use crate::domain::DomainState;
@@ -145,7 +145,7 @@ impl DomainState {
 }
 
 impl Connector for DomainState {
-    fn fence(&self, slot: PeerSlot) -> Poll<Result<()>> {
+    fn fence(&self, slot: PeerSlot, _: FenceKind) -> Poll<Result<()>> {
         self.peers.fence(slot)
     }
 

@@ -1,7 +1,7 @@
 //! The state of a peer slot, and what the endpoint reads of it.
 
 use libfabric_sys::fi_addr_t;
-use multirail_spi::PeerSlot;
+use multirail_spi::{FenceKind, PeerSlot};
 
 use crate::tag::PeerTag;
 
@@ -48,10 +48,12 @@ pub(crate) enum SlotView {
     Leaving,
 }
 
-/// A slot whose peer has lost its device.
+/// A slot whose peer has lost its device, or the path to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct FencedSlot {
     pub slot: PeerSlot,
+    /// Why the slot is fenced.
+    pub kind: FenceKind,
     /// The newest libfabric endpoint that the peer may have sent to.
     pub last: u32,
     /// Whether no other endpoint can be opened, so that the old one stays.

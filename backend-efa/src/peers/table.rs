@@ -1,6 +1,7 @@
 //! The slots of a domain, and the endpoints that peers may know.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use multirail_spi::{Error, ErrorKind, PeerSlot, Result, Time};
 
@@ -29,8 +30,8 @@ pub(super) struct PeerTable {
     pub(super) endpoints: Vec<OpenEndpoint>,
     /// The numbers of endpoints to which nothing is posted any more, and that libfabric has not closed.
     pub(super) closing: Vec<u32>,
-    /// The endpoints that stay open for ever, and to which no call goes any more, as long as the card may still carry
-    /// out something that the provider has asked it for there: each with the time at which that is over.
+    /// The endpoints that stay open for ever, each with the time since which no call goes there any more. Removed after
+    /// [`EFA_GRACE`](crate::endpoint_replacement::EFA_GRACE).
     pub(super) left_open: Vec<(u32, Time)>,
     pub(super) fences: Vec<FencedSlot>,
 }
@@ -44,9 +45,11 @@ impl PeerTable {
     }
 
     /// Whether anything may still arrive at `now` at an endpoint whose number is at most `last` ([`FencedSlot::last`]).
-    pub(super) fn is_any_reachable_up_to(&self, last: u32, now: Time) -> bool {
+    /// Nothing arrives any more where no call has gone for as long as `quiet`.
+    pub(super) fn is_any_reachable_up_to(&self, last: u32, now: Time, quiet: Duration) -> bool {
         let open = self.endpoints.iter().map(|endpoint| endpoint.number);
-        let left_open = self.left_open.iter().filter(|(_, until)| *until > now).map(|(number, _)| *number);
+        let may_receive = |(_, since): &&(u32, Time)| now.since(*since) < quiet;
+        let left_open = self.left_open.iter().filter(may_receive).map(|(number, _)| *number);
         open.chain(self.closing.iter().copied()).chain(left_open).any(|number| number <= last)
     }
 
@@ -141,10 +144,14 @@ mod tests {
 
     #[test]
     fn an_endpoint_that_is_left_open_is_reachable_as_long_as_its_card_has_reads() {
-        let (now, until) = (Time::ZERO, Time::ZERO.after(std::time::Duration::from_secs(30)));
-        let table = PeerTable { left_open: vec![(3, until)], closing: vec![5], ..PeerTable::default() };
-        assert!(!table.is_any_reachable_up_to(2, now));
-        assert!(table.is_any_reachable_up_to(3, now) && !table.is_any_reachable_up_to(4, until));
-        assert!(table.is_any_reachable_up_to(5, until), "the other one is still closing");
+        let (since, quiet) = (Time::ZERO, Duration::from_secs(30));
+        let table = PeerTable { left_open: vec![(3, since)], closing: vec![5], ..PeerTable::default() };
+        let later = since.after(quiet);
+        assert!(!table.is_any_reachable_up_to(2, since, quiet));
+        assert!(
+            table.is_any_reachable_up_to(3, since, quiet) && !table.is_any_reachable_up_to(4, later, quiet)
+        );
+        assert!(!table.is_any_reachable_up_to(3, since, Duration::ZERO));
+        assert!(table.is_any_reachable_up_to(5, later, quiet), "the other one is still closing");
     }
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use multirail_spi::{
     AbortScope, Access, Capabilities, Connector, DeliveredCost, DeliveredScope, Direct, Domain, DomainSetup,
-    Endpoint, EndpointConfig, Error, ErrorKind, Memory, MemoryKind, MemoryRegion, Operations,
+    Endpoint, EndpointConfig, Error, ErrorKind, FenceKind, Memory, MemoryKind, MemoryRegion, Operations,
     Ordering as Ordered, Paths, PeerSlot, Progress, RemoteKey, RemoteMemory, Result, Revocation,
 };
 
@@ -216,7 +216,7 @@ impl Connector for LoopbackDomain {
         Ok(())
     }
 
-    fn fence(&self, slot: PeerSlot) -> Poll<Result<()>> {
+    fn fence(&self, slot: PeerSlot, _: FenceKind) -> Poll<Result<()>> {
         let state = &self.inner.state;
         let Some(peer) = state.peers.find(slot) else { return Poll::Ready(Ok(())) };
         let (takes, ignores) =

@@ -279,7 +279,7 @@ fn nothing_lands_once_a_peer_is_fenced() {
     near.complete(&far);
     far.complete(&near);
     send_unpolled(&mut near, &mut far, 10);
-    assert!(matches!(domain.connector().fence(near.slot), Poll::Ready(Ok(()))));
+    assert!(matches!(domain.connector().fence(near.slot, FenceKind::DeviceLost), Poll::Ready(Ok(()))));
     // As of a card that its owner has lost: it sends what was posted before.
     let late = far.write(2, &near);
     assert!(!matches!(late, Event::Done { .. }), "{late:?}");
@@ -293,14 +293,14 @@ fn a_fence_waits_for_the_end_of_a_join() {
     let (domain, near, far) = sides();
     far.complete(&near);
     let joining = join(&domain, near.slot, false, &far.offer);
-    assert!(domain.connector().fence(near.slot).is_pending());
+    assert!(domain.connector().fence(near.slot, FenceKind::DeviceLost).is_pending());
     assert!(domain.0.peers.raise(near.slot, joining).unwrap());
-    assert!(matches!(domain.connector().fence(near.slot), Poll::Ready(Ok(()))));
+    assert!(matches!(domain.connector().fence(near.slot, FenceKind::DeviceLost), Poll::Ready(Ok(()))));
 }
 
 /// Fences the slot of a side.
 fn fence(side: &TestEndpoint) {
-    assert!(matches!(side.domain.connector().fence(side.slot), Poll::Ready(Ok(()))));
+    assert!(matches!(side.domain.connector().fence(side.slot, FenceKind::DeviceLost), Poll::Ready(Ok(()))));
 }
 
 fn lift_fence(side: &TestEndpoint) {

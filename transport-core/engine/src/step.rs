@@ -441,7 +441,7 @@ impl Engine {
                 let slot_link = self.slot_links[rail].get_mut(slot.0 as usize).and_then(Option::as_mut);
                 let pause = slot_link.map_or(Duration::ZERO, |slot| slot.note_fence(requested_at, kind));
                 let not_before = requested_at.after(pause);
-                let fence = Fence { rail, link, slot, requested_at, not_before, reply };
+                let fence = Fence { rail, link, slot, kind, requested_at, not_before, reply };
                 if kind == FenceKind::Lift {
                     self.fences.add_lift(fence);
                     self.lift_fences();

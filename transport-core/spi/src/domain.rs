@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::task::Poll;
 
 use crate::{
-    Access, Capabilities, Endpoint, EndpointConfig, Error, ErrorKind, Memory, Paths, PeerSlot, Result,
-    WorkRequest,
+    Access, Capabilities, Endpoint, EndpointConfig, Error, ErrorKind, FenceKind, Memory, Paths, PeerSlot,
+    Result, WorkRequest,
 };
 
 /// An opened device. Any thread may call these methods while requests are posted.
@@ -99,15 +99,17 @@ pub trait Connector: Send + Sync {
         self.renew(slot, answer).map(drop)
     }
 
-    /// Fences the slot: makes sure that no request of the peer that was posted over this pair of rails can touch memory
-    /// of this side any more. The peer asks for it after one of the two devices was lost, before it posts the requests
-    /// again over other rails. Returns `Pending` while bytes may still land; the engine calls again until the answer is
-    /// `Ready`. Never blocks. What has arrived before is reported as usual. The slot stays until it is disconnected.
+    /// Fences the slot: makes sure that no request of the peer that was posted over this pair of rails can touch
+    /// memory of this side any more. The peer asks for it after one of the two devices was lost, before it posts the
+    /// requests again over other rails. `kind` is `DeviceLost` if the peer's device sends nothing any more, and
+    /// `PathLost` if it may still do so. Returns `Pending` while bytes may still land; the engine calls again until
+    /// the answer is `Ready`. Never blocks. What has arrived before is reported as usual. The slot stays until it is
+    /// disconnected.
     ///
     /// # Errors
     /// `Unsupported` if the backend cannot do this: late bytes may land. That is the default.
-    fn fence(&self, slot: PeerSlot) -> Poll<Result<()>> {
-        let _ = slot;
+    fn fence(&self, slot: PeerSlot, kind: FenceKind) -> Poll<Result<()>> {
+        let _ = (slot, kind);
         let why = "this backend cannot keep out what a peer's lost device has sent";
         Poll::Ready(Err(Error::new(ErrorKind::Unsupported, "fence", why)))
     }

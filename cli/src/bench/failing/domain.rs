@@ -6,8 +6,8 @@ use std::task::Poll;
 use std::time::Duration;
 
 use multirail::spi::{
-    Capabilities, Connector, Direct, Domain, Endpoint, EndpointConfig, MemoryRegion, PeerSlot, RemoteKey,
-    RemoteMemory,
+    Capabilities, Connector, Direct, Domain, Endpoint, EndpointConfig, FenceKind, MemoryRegion, PeerSlot,
+    RemoteKey, RemoteMemory,
 };
 use multirail::{Access, Memory, Result};
 
@@ -88,8 +88,8 @@ impl Connector for FailingDomain {
         self.inner.connector().finish_renewal(slot, answer)
     }
 
-    fn fence(&self, slot: PeerSlot) -> Poll<Result<()>> {
-        self.inner.connector().fence(slot)
+    fn fence(&self, slot: PeerSlot, kind: FenceKind) -> Poll<Result<()>> {
+        self.inner.connector().fence(slot, kind)
     }
 
     fn disconnect(&self, slot: PeerSlot) {

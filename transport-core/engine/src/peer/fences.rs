@@ -84,6 +84,7 @@ pub(crate) struct Fence {
     pub rail: usize,
     pub link: u32,
     pub slot: PeerSlot,
+    pub kind: FenceKind,
     pub requested_at: Time,
     /// A peer that asks again and again waits until then.
     pub not_before: Time,
@@ -127,7 +128,7 @@ impl Fences {
             if fence.not_before > now {
                 continue;
             }
-            if let Poll::Ready(result) = domain(fence.rail).connector().fence(fence.slot) {
+            if let Poll::Ready(result) = domain(fence.rail).connector().fence(fence.slot, fence.kind) {
                 return Some((self.under_way.swap_remove(index), result));
             }
         }
