@@ -107,11 +107,12 @@ impl EfaEndpoint {
         self.entries = Some(entries);
     }
 
-    /// Takes everything that the card has acknowledged to peers. With emulated writes, most packets give no completion,
-    /// so a poll does not tell whether there are more. A card has at most as many as its receive queue has room for.
+    /// Takes everything that the card has acknowledged to peers. Many packets give no completion (those of emulated
+    /// writes, and those that a lost card ends), so a poll does not tell whether there are more. A card has at most as
+    /// many as its receive queue has room for.
     #[cold]
     pub(crate) fn read_whole_receive_queue(&mut self, endpoint: &mut FabricEndpoint) {
-        if !endpoint.queues.emulates_writes {
+        if !endpoint.queues.device.info.is_card() {
             return;
         }
         for _ in 0..=endpoint.queues.device.info.rx().size / MAX_READ {

@@ -356,6 +356,8 @@ impl EfaEndpoint {
         self.is_lost = true;
         let lost = Status { kind: ErrorKind::DeviceLost, code };
         for mut endpoint in self.take_endpoints() {
+            // Peers may know of what has arrived.
+            self.read_whole_receive_queue(&mut endpoint);
             let ended = endpoint.posted.end_all();
             // Closes the endpoint before the loss is reported. If libfabric does not close it, a reaper keeps all
             // memory that it may touch.

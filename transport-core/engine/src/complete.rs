@@ -966,6 +966,17 @@ impl Engine {
         let mut lost_imms = LostArrivals::new(imms.len() as u64, sent, report.map(|report| report.imms));
         let mut lost_messages =
             LostArrivals::new(messages, sent_messages, report.map(|report| report.messages));
+        let (imms_posted, messages_posted) = (sent, sent_messages);
+        tracing::debug!(
+            rail,
+            lost = pieces.len(),
+            ?lost_imms,
+            imms_posted,
+            ?lost_messages,
+            messages_posted,
+            ?report,
+            "a broken path is settled"
+        );
         let why = match &result {
             Ok(_) => "nobody knows whether all that it had posted has arrived".to_owned(),
             Err(error) => format!("bytes that it has sent may still arrive: {error}"),
