@@ -14,7 +14,7 @@
 //!
 //! # The model
 //!
-//! A transfer keeps four *stages* busy: the line, the devices' request engines, the processors and the copies.
+//! A transfer keeps its *stages* busy: the line, the devices' request engines, the processors, the copies and the slots.
 //! [`WayCosts::stages`] computes for how long. The stages of a transfer work at the same time on different requests, so
 //! the slowest stage sets the pace. The other stages add the time that they take before the first byte is on the line
 //! and after the last one: [`StageTimes::fill_ns`].
@@ -38,10 +38,12 @@
 //!     latency_ns: 17_000.0,
 //!     request_ns: 180.0,
 //!     gather_entries: 1,
-//!     gather_entry_ns: 0.0,
+//!     entry_ns: 57.0,
 //!     max_request: 1 << 20,
 //!     coalescing: Some(CoalescingCosts {
-//!         slot_bytes: 1 << 20,
+//!         slot_bytes: 512 << 10,
+//!         slots: 32,
+//!         slot_line_ns: 43_000.0,
 //!         page_entry_bytes: 16,
 //!         slot_requests: 2,
 //!         source: side,
@@ -95,16 +97,19 @@ pub enum Stage {
     Cpu,
     /// The copies of one side.
     Copy,
+    /// The slots of coalesced pages: too few are free.
+    Slots,
 }
 
 impl Stage {
-    /// The name in rows and reports: `line`, `requests`, `cpu` or `copy`.
+    /// The name in rows and reports: `line`, `requests`, `cpu`, `copy` or `slots`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Line => "line",
             Self::Requests => "requests",
             Self::Cpu => "cpu",
             Self::Copy => "copy",
+            Self::Slots => "slots",
         }
     }
 }
@@ -142,8 +147,9 @@ pub struct WayCosts {
     pub request_ns: f64,
     /// The entries of a request's gather list (`max_sge`). 1 or 0: there is none.
     pub gather_entries: u32,
-    /// The initiator's processor time per entry of a gather list.
-    pub gather_entry_ns: f64,
+    /// The initiator's processor time per page that shares a work request with others: to find its neighbours, or for an
+    /// entry of a gather list.
+    pub entry_ns: f64,
     /// The largest work request, in bytes. 0: no limit.
     pub max_request: u64,
     /// What coalescing costs. `None`: one of the sides does not allow it.
@@ -155,6 +161,10 @@ pub struct WayCosts {
 pub struct CoalescingCosts {
     /// The bytes of a slot: pages and their entries in the page table.
     pub slot_bytes: u64,
+    /// The slots of all rails together.
+    pub slots: u32,
+    /// The time for which a full slot keeps its rail's line busy.
+    pub slot_line_ns: f64,
     /// The bytes of a page's entry in the page table, which travels with the pages.
     pub page_entry_bytes: u64,
     /// The initiator's work requests per slot. They follow one another, each after the completion of the one before.
@@ -202,6 +212,8 @@ pub struct StageTimes {
     pub cpu_ns: f64,
     /// The slower side's copies, and that side's other processor time if its processor copies.
     pub copy_ns: f64,
+    /// The slots, if each is used again as soon as it is free. 0 for other ways.
+    pub slots_ns: f64,
     /// What the stages add before the first byte is on the line and after the last one.
     pub fill_ns: f64,
 }
@@ -229,30 +241,32 @@ impl WayCosts {
     pub fn stages(&self, way: Way, load: &PageLoad) -> Option<StageTimes> {
         match way {
             Way::Direct => Some(self.requests_of(load.pages, 0, load)),
-            Way::Merged => (load.runs < load.pages).then(|| self.requests_of(load.runs, 0, load)),
+            Way::Merged => (load.runs < load.pages).then(|| self.requests_of(load.runs, load.pages, load)),
             Way::Gathered => {
                 let is_possible = self.gather_entries > 1 && load.target_runs < load.runs;
                 is_possible.then(|| {
                     // Pages that follow each other in both memories share an entry.
                     let target_runs = load.target_runs.max(1);
                     let entries = load.runs.div_ceil(target_runs).div_ceil(self.gather_entries.into());
-                    self.requests_of(target_runs.saturating_mul(entries), load.runs, load)
+                    self.requests_of(target_runs.saturating_mul(entries), load.pages, load)
                 })
             }
             Way::Coalesced => self.coalescing.map(|coalescing| self.coalesced(&coalescing, load)),
         }
     }
 
-    /// The times of a transfer of `requests` work requests, none of which is larger than a device allows.
-    fn requests_of(&self, requests: u64, gathered: u64, load: &PageLoad) -> StageTimes {
+    /// The times of a transfer of `requests` work requests, none of which is larger than a device allows. `entries` pages
+    /// share requests with others.
+    fn requests_of(&self, requests: u64, entries: u64, load: &PageLoad) -> StageTimes {
         let most = if self.max_request == 0 { u64::MAX } else { self.max_request };
         let requests = requests.max(load.bytes.div_ceil(most));
         StageTimes {
             requests,
             line_ns: ns_at(load.bytes as f64, self.line_bytes_per_s),
             requests_ns: ns_at(requests as f64, self.requests_per_s),
-            cpu_ns: requests as f64 * self.request_ns + gathered as f64 * self.gather_entry_ns,
+            cpu_ns: requests as f64 * self.request_ns + entries as f64 * self.entry_ns,
             copy_ns: 0.0,
+            slots_ns: 0.0,
             fill_ns: self.latency_ns,
         }
     }
@@ -274,13 +288,17 @@ impl WayCosts {
         let of_one_slot = (source_cpu + target_cpu + gather + scatter) / slots_f.max(1.0);
         let starts = costs.source.copy.start_ns + costs.target.copy.start_ns;
         let messages = f64::from(costs.slot_requests) + 1.0;
+        let fill_ns = messages * self.latency_ns + starts + of_one_slot;
+        // A slot waits for the one before it on the line, and so does its request behind the next one.
+        let turn = fill_ns + 3.0 * costs.slot_line_ns;
         StageTimes {
             requests,
             line_ns: ns_at(load.bytes as f64 + table, self.line_bytes_per_s),
             requests_ns: ns_at(requests as f64, self.requests_per_s),
             cpu_ns: source_cpu.max(target_cpu),
             copy_ns: gather.max(scatter),
-            fill_ns: messages * self.latency_ns + starts + of_one_slot,
+            slots_ns: slots_f * turn / f64::from(costs.slots.max(1)),
+            fill_ns,
         }
     }
 }
@@ -306,8 +324,9 @@ impl CoalescingCosts {
 impl StageTimes {
     /// The time of the transfer: of its slowest stage, and what the other stages add to it.
     pub fn total_ns(&self) -> f64 {
+        // With slots to spare, a transfer of fewer slots does not wait for any.
         let slowest = self.line_ns.max(self.requests_ns).max(self.cpu_ns).max(self.copy_ns);
-        slowest + self.fill_ns
+        slowest.max(self.slots_ns - self.fill_ns) + self.fill_ns
     }
 
     /// The slowest stage. Of equally slow ones, the first in the order of [`Stage`].
@@ -317,6 +336,7 @@ impl StageTimes {
             (Stage::Requests, self.requests_ns),
             (Stage::Cpu, self.cpu_ns),
             (Stage::Copy, self.copy_ns),
+            (Stage::Slots, self.slots_ns - self.fill_ns),
         ];
         let slowest =
             stages[1..].iter().fold(stages[0], |slow, stage| if stage.1 > slow.1 { *stage } else { slow });
@@ -354,10 +374,12 @@ mod tests {
             latency_ns: 17_000.0,
             request_ns: 180.0,
             gather_entries: 1,
-            gather_entry_ns: 5.0,
+            entry_ns: 57.0,
             max_request: 1 << 30,
             coalescing: Some(CoalescingCosts {
-                slot_bytes: 1 << 20,
+                slot_bytes: 512 << 10,
+                slots: 32,
+                slot_line_ns: 43_000.0,
                 page_entry_bytes: 16,
                 slot_requests: 2,
                 source: side,
@@ -369,7 +391,7 @@ mod tests {
     #[test]
     fn small_scattered_pages_of_gpus_are_coalesced() {
         for (page, way, limit) in [
-            (1 << 10, Way::Coalesced, Stage::Line),
+            (1 << 10, Way::Coalesced, Stage::Cpu),
             (4 << 10, Way::Coalesced, Stage::Line),
             (64 << 10, Way::Direct, Stage::Line),
             (1 << 20, Way::Direct, Stage::Line),
@@ -422,11 +444,24 @@ mod tests {
     }
 
     #[test]
+    fn too_few_slots_are_the_limit() {
+        let mut costs = p5(GPU);
+        costs.coalescing = costs.coalescing.map(|coalescing| CoalescingCosts { slots: 2, ..coalescing });
+        let load = PageLoad::scattered(1 << 20, 1024);
+        let times = costs.stages(Way::Coalesced, &load);
+        assert_eq!(times.map(|times| times.limit()), Some(Stage::Slots));
+        assert!(
+            times.map(|times| times.total_ns())
+                > p5(GPU).stages(Way::Coalesced, &load).map(|times| times.total_ns())
+        );
+    }
+
+    #[test]
     fn slots_hold_pages_and_their_entries() {
         let Some(costs) = p5(GPU).coalescing else { panic!("it is set above") };
-        assert_eq!(costs.pages_per_slot(4096), 255);
-        assert_eq!(costs.slots(&PageLoad::scattered(256, 4096)), 2);
-        assert_eq!(costs.slots(&PageLoad::scattered(3, 2 << 20)), 9);
+        assert_eq!(costs.pages_per_slot(4096), 127);
+        assert_eq!(costs.slots(&PageLoad::scattered(128, 4096)), 2);
+        assert_eq!(costs.slots(&PageLoad::scattered(3, 1 << 20)), 9);
         assert_eq!(costs.slots(&PageLoad::scattered(0, 0)), 0);
     }
 
