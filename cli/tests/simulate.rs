@@ -176,16 +176,16 @@ fn the_slowest_stage_of_slots_sets_the_pace() {
     let always =
         |options: &[&str]| p5(&[&["--groups=1", "--size=4KiB", "--coalesce=always"], options].concat());
     let full = always(&[]);
-    // Both sides' cores work, and the page table of 16 bytes a page is on the line.
+    // Both sides' cores work, and the page table of 24 bytes a page is on the line.
     assert!(number(&full, "target_cores") > 0.2 && number(&full, "cores") > 0.2, "{full}");
     let table = number(&full, "line_percent") / number(&full, "percent_of_ceiling");
-    assert!((table - (4096.0 + 16.0) / 4096.0).abs() < 0.001, "{full}");
+    assert!((table - (4096.0 + 24.0) / 4096.0).abs() < 0.001, "{full}");
     // Each small slot costs as much as a large one.
     let small = always(&["--slot-bytes", "64KiB"]);
     assert_eq!(small["limit"], "cpu", "{small}");
     assert!(number(&small, "gbps") < 0.5 * number(&full, "gbps"), "{small}");
     // Two slots leave the line idle while they are emptied.
-    let two = always(&["--ring-bytes", "1MiB"]);
+    let two = always(&["--ring-bytes", "512KiB"]);
     assert!(number(&two, "gbps") < 0.6 * number(&full, "gbps"), "{two}");
     // One core copies 9.7 GB/s of pages of 4 KiB on each side, and lists them.
     let host = always(&["--memory", "host"]);
@@ -284,7 +284,7 @@ fn invalid_options_are_refused_in_a_sentence() {
         (["--provider", "tcp"], "give efa-direct or efa"),
         (["--instructions-per-ns", "0"], "between 0.1 and 100"),
         (["--slot-bytes", "1KiB"], "between 4 KiB and 4 MiB"),
-        (["--ring-bytes", "512KiB"], "at least two slots"),
+        (["--ring-bytes", "256KiB"], "at least two slots"),
         (["--run", "0"], "1..=1024"),
     ] {
         let joined = format!("{}={}", options[0], options[1]);

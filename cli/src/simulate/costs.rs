@@ -10,7 +10,7 @@ const OURS: f64 = 144.0;
 /// (`--bin instructions` of `benches`).
 const LIST_ENTRY: f64 = 256.0;
 /// Our instructions per operation of one request with an imm, from its submission to its end and to the imm's arrival
-/// (`--bin instructions`). A slot costs each side as much: a bound, because coalescing is not built yet.
+/// (`--bin instructions`). A slot is taken to cost each side as much; slots were not counted alone.
 const SLOT: f64 = 3578.0;
 /// Our instructions per page of a batch over loopback beyond the copy: post, checks at the target, end (`--bin
 /// instructions`). The processor that copies host pages spends as much per page.

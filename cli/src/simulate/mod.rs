@@ -85,13 +85,13 @@ pub struct SimulateArguments {
     #[arg(long, value_name = "N", default_value_t = 4.5)]
     instructions_per_ns: f64,
 
-    /// Whether small pages are gathered into slots that the target scatters. This is a model: the engine does not do it
+    /// Whether small pages are gathered into slots that the target scatters. The stages of a slot are modelled
     #[arg(long, value_enum, default_value_t = Coalesce::Never, conflicts_with_all = [
         "peers", "fairness", "incast", "fail_rails"])]
     coalesce: Coalesce,
 
-    /// Size of a slot, with its page table
-    #[arg(long, value_name = "SIZE", default_value = "512KiB")]
+    /// Bytes of the pages in a slot
+    #[arg(long, value_name = "SIZE", default_value = "256KiB")]
     slot_bytes: Size,
 
     /// Memory of a rail pair's slots, on each side [default: 4 MiB for each 100 Gbps of a card]

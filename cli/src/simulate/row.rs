@@ -120,7 +120,7 @@ impl PageSizeRow {
             )?;
         }
         if rows.iter().any(|row| row.slot_bytes.is_some()) {
-            output::print_text("slots of coalesced pages are modelled: the engine does not have them")?;
+            output::print_text("coalesced pages: a model of the stages that a slot passes")?;
         }
         if rows.iter().any(|row| row.way == Way::Gathered.name()) {
             output::print_text("gather lists are modelled: the engine does not have them")?;

@@ -7,8 +7,11 @@ use super::profile::Profile;
 
 /// The bytes of the transfer for which the way is chosen.
 const TRANSFER: u64 = 1 << 30;
-/// The bytes of a page's entry in a slot's page table: the page's offset, its length, and the number of its region.
-const ENTRY: u64 = 16;
+/// The bytes of a page's entry in a slot's page table: its length and imm, the key of its region, and its offset, as in
+/// `backend-staging`.
+const ENTRY: u64 = 24;
+/// A slot has no more pages than it has of this size, as in `backend-staging`.
+const LEAST_PAGE: u64 = 1 << 10;
 /// The initiator's work requests per slot: the slot, and the request to empty it, as in `backend-staging`.
 const SLOT_REQUESTS: u32 = 2;
 /// The bytes of the request to empty a slot.
@@ -99,6 +102,7 @@ impl WayPlan {
         let rate = profile.card.bits_per_s.unwrap_or(0).max(1) as f64 / 8.0;
         let slot = CoalescingCosts {
             slot_bytes: options.slot_bytes,
+            slot_pages: (options.slot_bytes / LEAST_PAGE) as u32,
             slots: slots * profile.cards,
             slot_line_ns: options.slot_bytes as f64 * 1e9 / rate,
             page_entry_bytes: ENTRY,
@@ -134,11 +138,10 @@ impl WayPlan {
                 requests(options.target_run.min(entries).max(1))
             }
             Way::Coalesced => {
-                let room = options.slot_bytes.saturating_sub(ENTRY).max(1);
                 let plan = SlotPlan {
                     costs: slot,
                     pages: slot.pages_per_slot(page),
-                    page: page.min(room),
+                    page: page.min(options.slot_bytes),
                     slots: slots as usize,
                     posted: ((2.0 * Self::latency_ns(profile) / slot.slot_line_ns).ceil() as usize).max(2),
                     message_ns: costs.request_ns(SLOT_REQUEST),

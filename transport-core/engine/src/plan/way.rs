@@ -42,6 +42,7 @@
 //!     max_request: 1 << 20,
 //!     coalescing: Some(CoalescingCosts {
 //!         slot_bytes: 512 << 10,
+//!         slot_pages: 512,
 //!         slots: 32,
 //!         slot_line_ns: 43_000.0,
 //!         page_entry_bytes: 16,
@@ -159,8 +160,10 @@ pub struct WayCosts {
 /// What coalescing costs.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CoalescingCosts {
-    /// The bytes of a slot: pages and their entries in the page table.
+    /// The bytes of the pages of a slot. The page table has room of its own.
     pub slot_bytes: u64,
+    /// The most pages of a slot.
+    pub slot_pages: u32,
     /// The slots of all rails together.
     pub slots: u32,
     /// The time for which a full slot keeps its rail's line busy.
@@ -304,16 +307,15 @@ impl WayCosts {
 }
 
 impl CoalescingCosts {
-    /// How many pages of `page` bytes fit a slot, with their entries in the page table. At least 1: a larger page takes
-    /// several slots.
+    /// How many pages of `page` bytes fit a slot. At least 1: a larger page takes several slots.
     pub fn pages_per_slot(&self, page: u64) -> u64 {
-        (self.slot_bytes / page.saturating_add(self.page_entry_bytes).max(1)).max(1)
+        (self.slot_bytes / page.max(1)).min(self.slot_pages.into()).max(1)
     }
 
     /// The number of slots that the pages take.
     pub fn slots(&self, load: &PageLoad) -> u64 {
         let page = load.bytes.div_ceil(load.pages.max(1));
-        let room = self.slot_bytes.saturating_sub(self.page_entry_bytes).max(1);
+        let room = self.slot_bytes.max(1);
         match page > room {
             true => load.pages.saturating_mul(page.div_ceil(room)),
             false => load.pages.div_ceil(self.pages_per_slot(page)),
@@ -378,6 +380,7 @@ mod tests {
             max_request: 1 << 30,
             coalescing: Some(CoalescingCosts {
                 slot_bytes: 512 << 10,
+                slot_pages: 512,
                 slots: 32,
                 slot_line_ns: 43_000.0,
                 page_entry_bytes: 16,
@@ -457,11 +460,14 @@ mod tests {
     }
 
     #[test]
-    fn slots_hold_pages_and_their_entries() {
+    fn slots_hold_whole_pages() {
         let Some(costs) = p5(GPU).coalescing else { panic!("it is set above") };
-        assert_eq!(costs.pages_per_slot(4096), 127);
-        assert_eq!(costs.slots(&PageLoad::scattered(128, 4096)), 2);
-        assert_eq!(costs.slots(&PageLoad::scattered(3, 1 << 20)), 9);
+        assert_eq!(
+            (costs.pages_per_slot(4096), costs.pages_per_slot(8), costs.pages_per_slot(1 << 20)),
+            (128, 512, 1)
+        );
+        assert_eq!(costs.slots(&PageLoad::scattered(129, 4096)), 2);
+        assert_eq!(costs.slots(&PageLoad::scattered(3, 1 << 20)), 6);
         assert_eq!(costs.slots(&PageLoad::scattered(0, 0)), 0);
     }
 
@@ -499,7 +505,8 @@ mod tests {
         fn absurd_numbers_leave_direct(bytes in any::<u64>(), pages in any::<u64>(), runs in any::<u64>(), slot in any::<u64>()) {
             let load = PageLoad { bytes, pages, runs, target_runs: runs };
             let mut costs = p5(GPU);
-            costs.coalescing = costs.coalescing.map(|costs| CoalescingCosts { slot_bytes: slot, page_entry_bytes: u64::MAX, slot_requests: u32::MAX, ..costs });
+            costs.coalescing = costs.coalescing.map(|costs| CoalescingCosts { slot_bytes: slot, slot_pages: 0,
+                page_entry_bytes: u64::MAX, slot_requests: u32::MAX, ..costs });
             costs.gather_entries = u32::MAX;
             let _ = costs.choose(&load);
             costs.request_ns = f64::NAN;
