@@ -7,8 +7,9 @@
 //!
 //! 1. The source's core lists the slot's pages.
 //! 2. The source's GPU copies them into the slot. In host memory the core does so.
-//! 3. The card writes the slot: pages and page table. Then it writes the request to empty the slot. The engine posts such
-//!    a request before slots that wait, and only a few slots at once. Otherwise the requests would wait for all of them.
+//! 3. The card writes the slot: pages and page table. Then it writes the request to empty the slot. The engine posts
+//!    such a request before slots that wait, and only a few slots at once. Otherwise the requests would wait for all of
+//!    them.
 //! 4. The target's core checks the page table.
 //! 5. The target's GPU, or core, copies the pages to their places.
 //! 6. The response travels back, and the slot is free. Responses keep no card busy here: they are one small request per

@@ -6,8 +6,8 @@ use super::provider::CountedProvider;
 
 /// Our instructions per work request over libfabric, counted with the provider's (see [`CountedProvider`]).
 const OURS: f64 = 144.0;
-/// Our instructions per entry of a list that is planned and merged by the call: 312 with posting and 56 without planning
-/// (`--bin instructions` of `benches`).
+/// Our instructions per entry of a list that is planned and merged by the call: 312 with posting and 56 without
+/// planning (`--bin instructions` of `benches`).
 const LIST_ENTRY: f64 = 256.0;
 /// Our instructions per operation of one request with an imm, from its submission to its end and to the imm's arrival
 /// (`--bin instructions`). A slot is taken to cost each side as much; slots were not counted alone.
@@ -17,8 +17,8 @@ const SLOT: f64 = 3578.0;
 const HOST_PAGE: f64 = 77.0;
 
 /// Nanoseconds of one kernel launch of a GPU's page kernel, and per page of its table, with our engine. Measured within
-/// an H200 by `multirail bench --in-process --src gpu:0 --dst gpu:0 --inflight 8 --pages N`: operations of one page take
-/// 2.8 to 3.1 µs, and N pages of 1 or 4 KiB take 12 to 18 ns each beyond that.
+/// an H200 by `multirail bench --in-process --src gpu:0 --dst gpu:0 --inflight 8 --pages N`: operations of one page
+/// take 2.8 to 3.1 µs, and N pages of 1 or 4 KiB take 12 to 18 ns each beyond that.
 const GPU_LAUNCH_NS: f64 = 2900.0;
 const GPU_PAGE_NS: f64 = 15.0;
 /// The time from the post of a GPU's copy of 8 bytes to its end (docs/gpu.md).

@@ -1,8 +1,8 @@
 //! `multirail simulate`: the unmodified engine in virtual time against simulated cards.
 //!
 //! A card is modelled by a line rate, a request rate and a latency. The CPU cost of a request is measured in the same
-//! run, given, or counted in instructions, with those of a provider. The result is what the engine could send, not what a
-//! network would carry. Slots of coalesced pages are modelled by their stages (`coalesced_group`).
+//! run, given, or counted in instructions, with those of a provider. The result is what the engine could send, not what
+//! a network would carry. Slots of coalesced pages are modelled by their stages (`coalesced_group`).
 
 mod coalesced_group;
 mod costs;
@@ -80,8 +80,8 @@ pub struct SimulateArguments {
     #[arg(long, value_name = "NS")]
     post_cost_ns: Option<f64>,
 
-    /// Instructions per nanosecond of a core, for --provider and for slots. The default is an assumption for p5's Zen 3:
-    /// 1.5 a cycle at 3 GHz
+    /// Instructions per nanosecond of a core, for --provider and for slots. The default is an assumption for p5's Zen
+    /// 3: 1.5 a cycle at 3 GHz
     #[arg(long, value_name = "N", default_value_t = 4.5)]
     instructions_per_ns: f64,
 

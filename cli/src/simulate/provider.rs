@@ -18,7 +18,8 @@ pub enum CountedProvider {
     /// The fabric `efa` of libfabric 2.1.
     #[serde(rename = "efa")]
     Efa,
-    /// libfabric 1.17, which emulates writes by messages. The target's processor, which copies the bytes, is not counted.
+    /// libfabric 1.17, which emulates writes by messages. The target's processor, which copies the bytes, is not
+    /// counted.
     #[serde(rename = "efa-1.17")]
     Efa117,
 }

@@ -16,8 +16,8 @@ const LEAST_PAGE: u64 = 1 << 10;
 const SLOT_REQUESTS: u32 = 2;
 /// The bytes of the request to empty a slot.
 pub const SLOT_REQUEST: u64 = 64;
-/// The default memory of a rail pair's slots, on each side, for each 100 Gbps of the line. `backend-staging` has as much
-/// for each rail pair.
+/// The default memory of a rail pair's slots, on each side, for each 100 Gbps of the line. `backend-staging` has as
+/// much for each rail pair.
 const RING: u64 = 4 << 20;
 
 /// Whether pages are coalesced.

@@ -10,14 +10,15 @@
 //! | [`Way::Coalesced`] | a slot full of pages | pages are small and scattered on both sides |
 //!
 //! For a coalesced transfer the source copies pages into a slot, a work request carries the slot, and the target copies
-//! the pages to their places. This costs two copies, processor time at the target, and a table of the pages on the line.
+//! the pages to their places. This costs two copies, processor time at the target, and a table of the pages on the
+//! line.
 //!
 //! # The model
 //!
-//! A transfer keeps its *stages* busy: the line, the devices' request engines, the processors, the copies and the slots.
-//! [`WayCosts::stages`] computes for how long. The stages of a transfer work at the same time on different requests, so
-//! the slowest stage sets the pace. The other stages add the time that they take before the first byte is on the line
-//! and after the last one: [`StageTimes::fill_ns`].
+//! A transfer keeps its *stages* busy: the line, the devices' request engines, the processors, the copies and the
+//! slots. [`WayCosts::stages`] computes for how long. The stages of a transfer work at the same time on different
+//! requests, so the slowest stage sets the pace. The other stages add the time that they take before the first byte is
+//! on the line and after the last one: [`StageTimes::fill_ns`].
 //!
 //! Costs are those of one rail group: one engine thread at each side, and the rails of the group. All times are in
 //! nanoseconds, as `f64`: a cost per page is a fraction of one.
@@ -148,8 +149,8 @@ pub struct WayCosts {
     pub request_ns: f64,
     /// The entries of a request's gather list (`max_sge`). 1 or 0: there is none.
     pub gather_entries: u32,
-    /// The initiator's processor time per page that shares a work request with others: to find its neighbours, or for an
-    /// entry of a gather list.
+    /// The initiator's processor time per page that shares a work request with others: to find its neighbours, or for
+    /// an entry of a gather list.
     pub entry_ns: f64,
     /// The largest work request, in bytes. 0: no limit.
     pub max_request: u64,
@@ -258,8 +259,8 @@ impl WayCosts {
         }
     }
 
-    /// The times of a transfer of `requests` work requests, none of which is larger than a device allows. `entries` pages
-    /// share requests with others.
+    /// The times of a transfer of `requests` work requests, none of which is larger than a device allows. `entries`
+    /// pages share requests with others.
     fn requests_of(&self, requests: u64, entries: u64, load: &PageLoad) -> StageTimes {
         let most = if self.max_request == 0 { u64::MAX } else { self.max_request };
         let requests = requests.max(load.bytes.div_ceil(most));
