@@ -31,7 +31,6 @@ pub(crate) struct Inbound {
     /// Slots of the staging buffer that were served.
     pub(crate) served: AtomicU64,
     /// The initiator's process, once another process has claimed the connection.
-    #[cfg(target_os = "linux")]
     pub(crate) initiator: OnceLock<crate::other_process::PeerProcess>,
 }
 
@@ -60,7 +59,6 @@ impl Inbound {
             gate: Mutex::default(),
             staging_buffer: OnceLock::new(),
             served: AtomicU64::new(0),
-            #[cfg(target_os = "linux")]
             initiator: OnceLock::new(),
         }
     }
@@ -93,7 +91,6 @@ impl Inbound {
     }
 
     /// The files for a peer in another process: the segment, and the handle that wakes this domain's endpoint.
-    #[cfg(target_os = "linux")]
     pub(crate) fn files(&self) -> Option<[std::os::fd::BorrowedFd<'_>; 2]> {
         use std::os::fd::AsFd;
         Some([self.segment.file()?, self.wakeup.pipe().ok()?.handle().as_fd()])
@@ -135,7 +132,6 @@ impl Inbound {
         if self.initiator_gone.load(Ordering::Acquire) {
             return true;
         }
-        #[cfg(target_os = "linux")]
         if self.initiator.get().is_some_and(|process| !process.is_alive()) {
             self.mark_initiator_gone();
             return true;

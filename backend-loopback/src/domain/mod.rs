@@ -1,6 +1,5 @@
 //! An opened loopback device.
 
-#[cfg(target_os = "linux")]
 mod server;
 
 use std::sync::Arc;
@@ -43,7 +42,6 @@ const BATCH: u64 = 1 << 19;
 /// stops the server.
 struct DomainInner {
     state: Arc<DomainState>,
-    #[cfg(target_os = "linux")]
     server: std::sync::OnceLock<server::DomainServer>,
 }
 
@@ -80,11 +78,7 @@ impl LoopbackDomain {
             endpoint_open: AtomicBool::new(false),
         });
         state.publish();
-        let inner = DomainInner {
-            state,
-            #[cfg(target_os = "linux")]
-            server: std::sync::OnceLock::new(),
-        };
+        let inner = DomainInner { state, server: std::sync::OnceLock::new() };
         Ok(Self { inner: Arc::new(inner) })
     }
 
@@ -111,7 +105,7 @@ impl LoopbackDomain {
     }
 
     /// The name of the server's socket. The first call starts the server.
-    #[cfg(all(target_os = "linux", not(miri)))]
+    #[cfg(not(miri))]
     fn socket(&self) -> Result<String> {
         if let Some(server) = self.inner.server.get() {
             return Ok(server.name().into());
@@ -120,7 +114,7 @@ impl LoopbackDomain {
         Ok(self.inner.server.get_or_init(|| server).name().into())
     }
 
-    #[cfg(any(not(target_os = "linux"), miri))]
+    #[cfg(miri)]
     fn socket(&self) -> Result<String> {
         Ok(String::new())
     }
@@ -209,7 +203,6 @@ impl Connector for LoopbackDomain {
             return Err(fail(ErrorKind::Busy, "changed while it was being connected"));
         }
         state.wakeup.wake();
-        #[cfg(target_os = "linux")]
         if let Some(server) = self.inner.server.get() {
             server.update_watched_peers();
         }
@@ -247,7 +240,6 @@ impl Connector for LoopbackDomain {
         } else {
             state.peers.remove(slot, &peer.inbound);
         }
-        #[cfg(target_os = "linux")]
         if let Some(server) = self.inner.server.get() {
             server.update_watched_peers();
         }
@@ -274,15 +266,15 @@ fn locate(offer: &LoopbackOffer) -> Result<PeerLocation> {
     Ok(PeerLocation::ThisProcess { inbound, regions, staging: state.staging })
 }
 
-#[cfg(all(target_os = "linux", not(miri)))]
+#[cfg(not(miri))]
 fn connect_to_process(offer: &LoopbackOffer) -> Result<PeerLocation> {
     let connection = crate::other_process::TargetConnection::connect(offer)?;
     Ok(PeerLocation::OtherProcess(Box::new(connection)))
 }
 
-#[cfg(any(not(target_os = "linux"), miri))]
+#[cfg(miri)]
 fn connect_to_process(_: &LoopbackOffer) -> Result<PeerLocation> {
-    let context = "loopback reaches other processes on Linux only: use a network transport, or one process";
+    let context = "miri runs one process";
     Err(Error::new(ErrorKind::Unsupported, "connect", context))
 }
 

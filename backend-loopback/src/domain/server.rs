@@ -1,23 +1,26 @@
 //! The server thread of a domain: sends files to peers in other processes, and notices when those processes die.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use multirail_spi::{Error, ErrorKind, Memory, MemoryKind, Result, StagingPolicy, WakeupPipe};
+use multirail_spi::{Error, ErrorKind, HostSharing, Memory, MemoryKind, Result, StagingPolicy, WakeupPipe};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::{RecvFlags, SendFlags};
 
 use crate::domain_state::DomainState;
-use crate::host::random;
 use crate::inbound::Inbound;
 use crate::offer::OfferToken;
+#[cfg(target_os = "linux")]
+use crate::other_process::GuardPage;
 use crate::other_process::process::{self, PeerProcess};
 use crate::other_process::protocol::{self, RefusalReason, ServerReply, ServerRequest};
-use crate::other_process::{GuardPage, gpu_memory};
+#[cfg(target_os = "linux")]
+use crate::other_process::ptrace_permission;
+use crate::other_process::{PacketSocket, ServerSocket, gpu_memory};
 use crate::outbound::{Outbound, PeerLocation};
 use crate::segment::{Segment, mapping};
 
@@ -45,20 +48,16 @@ pub(super) struct DomainServer {
 impl DomainServer {
     /// Starts a thread that serves `state`.
     pub(super) fn start(state: &Arc<DomainState>) -> Result<Self> {
-        let fail = |e: Errno| Error::os("prepare", "opening the socket to which peers connect", e);
-        let name = format!("multirail-lo-{:016x}-{:016x}", state.id, u64::from_ne_bytes(random()?));
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let listener = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
-        let listener = listener.map_err(fail)?;
-        let address = SocketAddrUnix::new_abstract_name(name.as_bytes()).map_err(fail)?;
-        rustix::net::bind(&listener, &address).map_err(fail)?;
-        rustix::net::listen(&listener, 128).map_err(fail)?;
+        let sharing = HostSharing::of_this_process()?;
+        let listener = ServerSocket::open(sharing)?;
+        let name = listener.name().to_owned();
         let wakeup = Arc::new(WakeupPipe::new()?);
         let stop = Arc::new(AtomicBool::new(false));
         let mut server = ServerLoop {
             state: state.clone(),
             wakeup: wakeup.clone(),
             stop: stop.clone(),
+            sharing,
             listener,
             connections: Vec::new(),
         };
@@ -68,7 +67,7 @@ impl DomainServer {
         Ok(Self { name, wakeup, stop, thread: Some(thread) })
     }
 
-    /// The abstract name of the socket.
+    /// The name of the socket.
     pub(super) fn name(&self) -> &str {
         &self.name
     }
@@ -97,13 +96,14 @@ struct ServerLoop {
     state: Arc<DomainState>,
     wakeup: Arc<WakeupPipe>,
     stop: Arc<AtomicBool>,
-    listener: OwnedFd,
+    sharing: HostSharing,
+    listener: ServerSocket,
     connections: Vec<ClientConnection>,
 }
 
 /// A connection to an initiator in another process.
 struct ClientConnection {
-    socket: OwnedFd,
+    socket: PacketSocket,
     /// The initiator's process, until `inbound` takes it when the initiator has shown its token.
     process: Option<PeerProcess>,
     inbound: Option<Arc<Inbound>>,
@@ -115,7 +115,9 @@ impl ServerLoop {
             let targets = self.targets();
             let mut fds: Vec<BorrowedFd<'_>> = vec![self.listener.as_fd()];
             fds.extend(self.connections.iter().map(|connection| connection.socket.as_fd()));
-            fds.extend(targets.iter().filter_map(|outbound| process_of(outbound)).map(PeerProcess::pidfd));
+            fds.extend(
+                targets.iter().filter_map(|outbound| process_of(outbound)).filter_map(PeerProcess::end),
+            );
             self.wakeup.sleep(&fds, None);
             self.wakeup.clear();
             let ready = ready(&fds);
@@ -155,8 +157,7 @@ impl ServerLoop {
             if self.stop.load(Ordering::Acquire) {
                 return;
             }
-            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-            let socket = match rustix::net::accept_with(&self.listener, flags) {
+            let socket = match self.listener.accept() {
                 Ok(socket) => socket,
                 Err(Errno::AGAIN) => return,
                 Err(error) => {
@@ -171,7 +172,7 @@ impl ServerLoop {
             if self.connections.len() >= MAX_CONNECTIONS {
                 self.connections.retain(|connection| connection.inbound.is_some());
             }
-            match PeerProcess::behind(&socket) {
+            match PeerProcess::behind(&socket, self.sharing) {
                 Ok(process) if self.connections.len() < MAX_CONNECTIONS => {
                     self.connections.push(ClientConnection { socket, process: Some(process), inbound: None });
                 }
@@ -194,12 +195,16 @@ impl ClientConnection {
             if self.is_closed() {
                 return false;
             }
-            let answered = match protocol::receive::<ServerRequest>(&self.socket, RecvFlags::DONTWAIT) {
+            let request = match self.socket.receive(RecvFlags::DONTWAIT) {
                 Err(Errno::AGAIN | Errno::INTR) => return true,
-                Err(_) => false,
-                Ok((ServerRequest::Hello { version, token }, _)) => self.admit(state, version, token),
-                Ok((ServerRequest::Region { number, key }, _)) => self.describe_region(state, number, key),
-                Ok((ServerRequest::StagingBuffer { number }, _)) => self.open_staging_buffer(state, number),
+                Err(_) => return false,
+                Ok(None) => continue,
+                Ok(Some((request, _))) => request,
+            };
+            let answered = match request {
+                ServerRequest::Hello { version, token } => self.admit(state, version, token),
+                ServerRequest::Region { number, key } => self.describe_region(state, number, key),
+                ServerRequest::StagingBuffer { number } => self.open_staging_buffer(state, number),
             };
             if !answered {
                 return false;
@@ -214,7 +219,7 @@ impl ClientConnection {
             return self.refuse_hello(RefusalReason::Version);
         }
         // The first hello takes the process. A second hello finds none.
-        let Some(process) = self.process.take() else { return self.refuse_hello(RefusalReason::Token) };
+        let Some(mut process) = self.process.take() else { return self.refuse_hello(RefusalReason::Token) };
         let inbound = match state.admit(&token) {
             Ok(Some(inbound)) => inbound,
             Ok(None) => return self.refuse_hello(RefusalReason::Token),
@@ -223,8 +228,18 @@ impl ClientConnection {
                 return self.refuse_hello(RefusalReason::Memory);
             }
         };
+        let liveness_socket = match process.open_liveness_socket() {
+            Ok(end) => end,
+            Err(error) => {
+                tracing::warn!(%error, "loopback: a peer process was refused; raise the limit of open files (ulimit -n)");
+                return self.refuse_hello(RefusalReason::Memory);
+            }
+        };
         let _ = inbound.initiator.set(process);
-        let was_sent = inbound.files().is_some_and(|files| self.reply(&ServerReply::Welcome, &files));
+        let was_sent = inbound.files().is_some_and(|files| {
+            let files: Vec<_> = files.into_iter().chain(liveness_socket.as_ref().map(AsFd::as_fd)).collect();
+            self.reply(&ServerReply::Welcome, &files)
+        });
         self.inbound = Some(inbound);
         was_sent
     }
@@ -237,7 +252,9 @@ impl ClientConnection {
 
     /// Answers a request for the region of a key.
     fn describe_region(&self, state: &DomainState, number: u64, key: u64) -> bool {
-        let Some(inbound) = &self.inbound else { return false };
+        if self.inbound.is_none() {
+            return false;
+        }
         let found = match state.regions.find(key) {
             Ok(found) => found,
             Err(kind) => {
@@ -259,17 +276,20 @@ impl ClientConnection {
                 == cuda::Reach::Kernel;
             return self.reply(&ServerReply::Shared { number, len, access, locked }, &[file]);
         }
-        let guard = match GuardPage::own() {
-            Ok(guard) => guard,
-            Err(error) => {
-                tracing::warn!(%error, "loopback: a region could not be shared with a peer process");
-                return self.reply(&ServerReply::Refused { number, why: RefusalReason::Memory }, &[]);
-            }
-        };
-        let permit_errno = inbound.initiator.get().map_or(0, process::permit);
-        let address = found.memory.as_ptr() as u64;
-        let target = process::hints(permit_errno);
-        self.reply(&ServerReply::Foreign { number, len, access, address, guard, target }, &[])
+        #[cfg(target_os = "linux")]
+        if let Some(pid) = self.inbound.as_ref().and_then(|inbound| inbound.initiator.get()?.pid()) {
+            let guard = match GuardPage::own() {
+                Ok(guard) => guard,
+                Err(error) => {
+                    tracing::warn!(%error, "loopback: a region could not be shared with a peer process");
+                    return self.reply(&ServerReply::Refused { number, why: RefusalReason::Memory }, &[]);
+                }
+            };
+            let target = ptrace_permission::hints(ptrace_permission::permit(pid));
+            let address = found.memory.as_ptr() as u64;
+            return self.reply(&ServerReply::Foreign { number, len, access, address, guard, target }, &[]);
+        }
+        self.reply(&ServerReply::OwnerOnly { number, len, access }, &[])
     }
 
     fn describe_gpu_region(&self, number: u64, memory: &dyn Memory, access: u32) -> bool {
@@ -294,7 +314,7 @@ impl ClientConnection {
     }
 
     fn reply(&self, reply: &ServerReply, files: &[BorrowedFd<'_>]) -> bool {
-        protocol::send(&self.socket, reply, files, SendFlags::DONTWAIT).is_ok()
+        self.socket.send(reply, files, SendFlags::DONTWAIT).is_ok()
     }
 
     fn is_closed(&self) -> bool {
@@ -305,7 +325,7 @@ impl ClientConnection {
 impl Drop for ClientConnection {
     fn drop(&mut self) {
         // If the other end has closed its socket, it has made its last access before, or it is dead. If this side
-        // closes the connection, the leases and the pidfd show when the initiator has left.
+        // closes the connection, the leases and the process's end show when the initiator has left.
         if let Some(inbound) = self.inbound.as_ref().filter(|_| process::is_hung_up(self.socket.as_fd())) {
             inbound.mark_initiator_gone();
         }
