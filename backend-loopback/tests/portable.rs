@@ -75,6 +75,15 @@ fn assert_nothing_shared() {
     }
 }
 
+/// Waits until the directory is empty. The server's thread has a name for a moment longer than the offer.
+fn assert_names_go(directory: &Path) {
+    let mut limit = Limit::of(TIME_LIMIT);
+    while !names_in(directory).is_empty() {
+        assert!(!limit.is_over(), "{:?}", names_in(directory));
+        std::thread::yield_now();
+    }
+}
+
 #[test]
 #[ignore = "run by over_the_portable_path"]
 fn buffers_and_domains_leave_no_name() {
@@ -91,6 +100,22 @@ fn buffers_and_domains_leave_no_name() {
         assert!(name.exists());
     }
     assert_eq!(names_in(&directory), [""; 0]);
+    // Two offers have one name, which is gone once both are used or withdrawn. The next offer has another.
+    let (a, b) = (node(LoopbackConfig::default(), 1), node(LoopbackConfig::default(), 2));
+    let mut names = Vec::new();
+    for round in 0..100 {
+        let [(used, offer), (withdrawn, _)] = [(); 2].map(|()| a.domain.connector().prepare().unwrap());
+        names.push(socket_of(&offer));
+        assert_eq!(names_in(&directory).len(), 1, "round {round}");
+        let (slot, ours) = b.domain.connector().prepare_local().unwrap();
+        b.domain.connector().complete(slot, &offer).unwrap();
+        a.domain.connector().complete(used, &ours).unwrap();
+        assert_eq!(names_in(&directory).len(), 1, "round {round}");
+        a.domain.connector().disconnect(withdrawn);
+        assert_names_go(&directory);
+    }
+    names.dedup();
+    assert_eq!(names.len(), 100);
     assert_nothing_shared();
 }
 

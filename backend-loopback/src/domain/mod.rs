@@ -21,6 +21,7 @@ use crate::host::{HostIdentity, random};
 use crate::imports::{ImportHandle, ImportTable, resolve};
 use crate::inbound::Inbound;
 use crate::offer::LoopbackOffer;
+use crate::other_process::OfferedSocket;
 use crate::outbound::{Outbound, PeerLocation};
 use crate::peer_table::PeerTable;
 use crate::regions::{RegionHandle, Regions};
@@ -94,29 +95,31 @@ impl LoopbackDomain {
         &self,
         segment: Segment,
         host: HostIdentity,
-        socket: String,
+        socket: Option<OfferedSocket>,
     ) -> Result<(PeerSlot, Vec<u8>)> {
         let state = &self.inner.state;
         let token = random()?;
-        let inbound = Arc::new(Inbound::new(segment, state.wakeup.clone(), token));
-        let offer = LoopbackOffer { host, process: std::process::id(), domain: state.id, token, socket };
+        let name = socket.as_ref().map_or("", OfferedSocket::name).into();
+        let offer =
+            LoopbackOffer { host, process: std::process::id(), domain: state.id, token, socket: name };
         let bytes = offer.to_bytes()?;
+        let inbound = Arc::new(Inbound::new(segment, state.wakeup.clone(), token, socket));
         Ok((state.peers.insert(inbound), bytes))
     }
 
-    /// The name of the server's socket. The first call starts the server.
+    /// The server's socket. The first call starts the server.
     #[cfg(not(miri))]
-    fn socket(&self) -> Result<String> {
+    fn offer_socket(&self) -> Result<Option<OfferedSocket>> {
         if let Some(server) = self.inner.server.get() {
-            return Ok(server.name().into());
+            return server.offer().map(Some);
         }
         let server = server::DomainServer::start(&self.inner.state)?;
-        Ok(self.inner.server.get_or_init(|| server).name().into())
+        self.inner.server.get_or_init(|| server).offer().map(Some)
     }
 
     #[cfg(miri)]
-    fn socket(&self) -> Result<String> {
-        Ok(String::new())
+    fn offer_socket(&self) -> Result<Option<OfferedSocket>> {
+        Ok(None)
     }
 }
 
@@ -171,11 +174,11 @@ impl Domain for LoopbackDomain {
 
 impl Connector for LoopbackDomain {
     fn prepare(&self) -> Result<(PeerSlot, Vec<u8>)> {
-        self.prepare_with(Segment::create()?, HostIdentity::here(), self.socket()?)
+        self.prepare_with(Segment::create()?, HostIdentity::here(), self.offer_socket()?)
     }
 
     fn prepare_local(&self) -> Result<(PeerSlot, Vec<u8>)> {
-        self.prepare_with(Segment::private()?, HostIdentity::default(), String::new())
+        self.prepare_with(Segment::private()?, HostIdentity::default(), None)
     }
 
     fn complete(&self, slot: PeerSlot, offer: &[u8]) -> Result<()> {

@@ -20,7 +20,7 @@ use crate::other_process::process::{self, PeerProcess};
 use crate::other_process::protocol::{self, RefusalReason, ServerReply, ServerRequest};
 #[cfg(target_os = "linux")]
 use crate::other_process::ptrace_permission;
-use crate::other_process::{PacketSocket, ServerSocket, gpu_memory};
+use crate::other_process::{ListeningSocket, OfferedSocket, PacketSocket, ServerSocket, gpu_memory};
 use crate::outbound::{Outbound, PeerLocation};
 use crate::segment::{Segment, mapping};
 
@@ -39,7 +39,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
 
 /// The handle of the thread. Dropping it ends the thread and every connection.
 pub(super) struct DomainServer {
-    name: String,
+    listening: Arc<ListeningSocket>,
     wakeup: Arc<WakeupPipe>,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -49,27 +49,26 @@ impl DomainServer {
     /// Starts a thread that serves `state`.
     pub(super) fn start(state: &Arc<DomainState>) -> Result<Self> {
         let sharing = HostSharing::of_this_process()?;
-        let listener = ServerSocket::open(sharing)?;
-        let name = listener.name().to_owned();
         let wakeup = Arc::new(WakeupPipe::new()?);
+        let listening = Arc::new(ListeningSocket::new(sharing, wakeup.clone())?);
         let stop = Arc::new(AtomicBool::new(false));
         let mut server = ServerLoop {
             state: state.clone(),
             wakeup: wakeup.clone(),
             stop: stop.clone(),
             sharing,
-            listener,
+            listening: listening.clone(),
             connections: Vec::new(),
         };
         let thread = std::thread::Builder::new().name("multirail-lo".into()).spawn(move || server.run());
         let thread =
             thread.map_err(|e| Error::os("prepare", "starting a thread; raise the limit (ulimit -u)", e))?;
-        Ok(Self { name, wakeup, stop, thread: Some(thread) })
+        Ok(Self { listening, wakeup, stop, thread: Some(thread) })
     }
 
-    /// The name of the socket.
-    pub(super) fn name(&self) -> &str {
-        &self.name
+    /// Listens for the initiator of one offer more.
+    pub(super) fn offer(&self) -> Result<OfferedSocket> {
+        self.listening.offer()
     }
 
     /// Makes the thread read the peer table again. The thread watches the processes of the peers in it.
@@ -97,7 +96,7 @@ struct ServerLoop {
     wakeup: Arc<WakeupPipe>,
     stop: Arc<AtomicBool>,
     sharing: HostSharing,
-    listener: ServerSocket,
+    listening: Arc<ListeningSocket>,
     connections: Vec<ClientConnection>,
 }
 
@@ -113,8 +112,11 @@ impl ServerLoop {
     fn run(&mut self) {
         while !self.stop.load(Ordering::Acquire) {
             let targets = self.targets();
-            let mut fds: Vec<BorrowedFd<'_>> = vec![self.listener.as_fd()];
+            let listener = self.listening.current();
+            let connections = self.connections.len();
+            let mut fds: Vec<BorrowedFd<'_>> = Vec::with_capacity(connections + 1 + targets.len());
             fds.extend(self.connections.iter().map(|connection| connection.socket.as_fd()));
+            fds.extend(listener.iter().map(|listener| listener.as_fd()));
             fds.extend(
                 targets.iter().filter_map(|outbound| process_of(outbound)).filter_map(PeerProcess::end),
             );
@@ -134,10 +136,10 @@ impl ServerLoop {
             self.connections.retain_mut(|connection| {
                 at += 1;
                 !connection.is_closed()
-                    && (!ready[at] || stop.load(Ordering::Acquire) || connection.serve(state))
+                    && (!ready[at - 1] || stop.load(Ordering::Acquire) || connection.serve(state))
             });
-            if ready[0] {
-                self.accept();
+            if let Some(listener) = listener.filter(|_| ready[connections]) {
+                self.accept(&listener);
             }
         }
     }
@@ -152,12 +154,12 @@ impl ServerLoop {
         .collect()
     }
 
-    fn accept(&mut self) {
+    fn accept(&mut self, listener: &ServerSocket) {
         for _ in 0..ACCEPTS_PER_ROUND {
             if self.stop.load(Ordering::Acquire) {
                 return;
             }
-            let socket = match self.listener.accept() {
+            let socket = match listener.accept() {
                 Ok(socket) => socket,
                 Err(Errno::AGAIN) => return,
                 Err(error) => {

@@ -43,7 +43,7 @@ pub(crate) use guard_page::GuardPage;
 pub(crate) use packet_socket::PacketSocket;
 pub(crate) use process::PeerProcess;
 use protocol::{RefusalReason, ServerReply, ServerRequest};
-pub(crate) use server_socket::ServerSocket;
+pub(crate) use server_socket::{ListeningSocket, OfferedSocket, ServerSocket};
 use timed_lock::TimedLock;
 
 /// Initiators that wait to be accepted, at most.
@@ -71,8 +71,14 @@ pub(crate) struct TargetConnection {
 impl TargetConnection {
     /// Connects to the process that made `offer`.
     pub(crate) fn connect(offer: &LoopbackOffer) -> Result<Self> {
-        let fail = |context: &'static str| move |why: Errno| connect_error(context, why);
         let sharing = HostSharing::of_this_process()?;
+        let fail = |context: &'static str| {
+            move |why: Errno| match why {
+                // The target stopped listening before it took this connection.
+                Errno::PIPE | Errno::CONNRESET if sharing.is_portable() => portable::offer_gone(),
+                _ => connect_error(context, why),
+            }
+        };
         if let Some(obstacle) = ServerSocket::obstacle(sharing, &offer.socket) {
             return Err(Error::new(ErrorKind::Unreachable, "connect", obstacle));
         }

@@ -1,8 +1,8 @@
 //! Sockets between processes as every Unix has them: streams, with names in the file system.
 //!
-//! A domain's socket is in the directory for temporary files. Its name has the pid of the process, which removes it with
-//! the domain. The name of a killed process stays, until the first domain of another process of that user opens its
-//! socket: that process removes the names of processes that are gone.
+//! A domain's socket is in the directory for temporary files, while an offer of the domain waits for its initiator. The
+//! name has the pid of the process. If the process is killed at that moment, the name stays until another process of
+//! that user opens its first socket, and removes the names of processes that are gone.
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -84,9 +84,19 @@ pub(super) fn connect(name: &str, deadline: Instant) -> Result<PacketSocket> {
     let fail = |context: &'static str| move |why: Errno| -> Error { connect_error(context, why) };
     let address = SocketAddrUnix::new(name).map_err(fail("the socket's name"))?;
     let socket = socket().map_err(fail("opening a socket"))?;
-    within(&socket, deadline, || rustix::net::connect(&socket, &address))
-        .map_err(fail("connecting to the peer's process"))?;
+    within(&socket, deadline, || rustix::net::connect(&socket, &address)).map_err(|why| match why {
+        // The target's name is gone with its last offer.
+        Errno::NOENT | Errno::CONNREFUSED => offer_gone(),
+        why => connect_error("connecting to the peer's process", why),
+    })?;
     PacketSocket::of_stream(socket).map_err(fail("preparing a socket"))
+}
+
+/// The error for a target that does not listen any more.
+pub(super) fn offer_gone() -> Error {
+    let context =
+        "the peer's offer was used already or withdrawn, or its process is gone: exchange new offers";
+    Error::new(ErrorKind::Unreachable, "connect", context)
 }
 
 /// Returns true for the name of a socket of this module, a path.
