@@ -1,6 +1,6 @@
 //! The server thread of a domain: sends files to peers in other processes, and notices when those processes die.
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -106,6 +106,9 @@ struct ClientConnection {
     /// The initiator's process, until `inbound` takes it when the initiator has shown its token.
     process: Option<PeerProcess>,
     inbound: Option<Arc<Inbound>>,
+    /// The initiator's end of the liveness socket, until the initiator has received it: on macOS, a socket that only a
+    /// packet under way refers to may be lost.
+    under_way: Option<OwnedFd>,
 }
 
 impl ServerLoop {
@@ -162,6 +165,7 @@ impl ServerLoop {
             let socket = match listener.accept() {
                 Ok(socket) => socket,
                 Err(Errno::AGAIN) => return,
+                Err(Errno::INTR | Errno::CONNABORTED) => continue,
                 Err(error) => {
                     // Most likely the process is out of descriptors. The connection keeps waiting in the queue, so
                     // the thread must pause. Connections that have not shown a token give their descriptors
@@ -176,7 +180,12 @@ impl ServerLoop {
             }
             match PeerProcess::behind(&socket, self.sharing) {
                 Ok(process) if self.connections.len() < MAX_CONNECTIONS => {
-                    self.connections.push(ClientConnection { socket, process: Some(process), inbound: None });
+                    self.connections.push(ClientConnection {
+                        socket,
+                        process: Some(process),
+                        inbound: None,
+                        under_way: None,
+                    });
                 }
                 Ok(_) => {
                     tracing::warn!(
@@ -203,7 +212,9 @@ impl ClientConnection {
                 Ok(None) => continue,
                 Ok(Some((request, _))) => request,
             };
+            self.under_way = None;
             let answered = match request {
+                ServerRequest::Received => true,
                 ServerRequest::Hello { version, token } => self.admit(state, version, token),
                 ServerRequest::Region { number, key } => self.describe_region(state, number, key),
                 ServerRequest::StagingBuffer { number } => self.open_staging_buffer(state, number),
@@ -230,16 +241,16 @@ impl ClientConnection {
                 return self.refuse_hello(RefusalReason::Memory);
             }
         };
-        let liveness_socket = match process.open_liveness_socket() {
-            Ok(end) => end,
+        match process.open_liveness_socket() {
+            Ok(end) => self.under_way = end,
             Err(error) => {
                 tracing::warn!(%error, "loopback: a peer process was refused; raise the limit of open files (ulimit -n)");
                 return self.refuse_hello(RefusalReason::Memory);
             }
-        };
+        }
         let _ = inbound.initiator.set(process);
         let was_sent = inbound.files().is_some_and(|files| {
-            let files: Vec<_> = files.into_iter().chain(liveness_socket.as_ref().map(AsFd::as_fd)).collect();
+            let files: Vec<_> = files.into_iter().chain(self.under_way.as_ref().map(AsFd::as_fd)).collect();
             self.reply(&ServerReply::Welcome, &files)
         });
         self.inbound = Some(inbound);

@@ -114,6 +114,13 @@ impl TargetConnection {
         let segment = Segment::map(file.as_fd())?;
         // The descriptor shares this flag with the peer's own descriptor, which has it set already.
         rustix::io::ioctl_fionbio(&wakeup, true).map_err(fail("preparing the peer's wakeup handle"))?;
+        #[cfg(target_vendor = "apple")]
+        rustix::net::sockopt::set_socket_nosigpipe(&wakeup, true)
+            .map_err(fail("preparing the peer's wakeup handle"))?;
+        if sharing.is_portable() {
+            within(&socket, deadline, || socket.send(&ServerRequest::Received, &[], SendFlags::empty()))
+                .map_err(fail("telling the peer that its files have arrived"))?;
+        }
         Ok(Self {
             segment,
             wakeup: wakeup.into(),
@@ -185,8 +192,14 @@ fn within<T>(
         }
         // A timeout that is rounded down to zero would mean that the call waits without limit.
         let left = Some(left.max(Duration::from_millis(1)));
-        set_socket_timeout(&socket, Timeout::Recv, left)?;
-        set_socket_timeout(&socket, Timeout::Send, left)?;
+        let set = set_socket_timeout(&socket, Timeout::Recv, left)
+            .and_then(|()| set_socket_timeout(&socket, Timeout::Send, left));
+        match set {
+            // macOS refuses to set options of a socket whose other end is closed (`sosetoptlock` in XNU's
+            // bsd/kern/uipc_socket.c).
+            Err(Errno::INVAL) => return Err(Errno::PIPE),
+            set => set?,
+        }
         match call() {
             Err(Errno::INTR) => {}
             other => return other,

@@ -71,12 +71,16 @@ fn socket() -> rustix::io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// The next connection, which does not block.
+/// The next connection, which does not block. The error is `CONNABORTED` for an initiator that is gone again.
 pub(super) fn accept(listener: &OwnedFd) -> rustix::io::Result<PacketSocket> {
     let socket = rustix::net::accept(listener)?;
-    rustix::io::fcntl_setfd(&socket, FdFlags::CLOEXEC)?;
-    rustix::io::ioctl_fionbio(&socket, true)?;
-    PacketSocket::of_stream(socket)
+    let prepare = || {
+        rustix::io::fcntl_setfd(&socket, FdFlags::CLOEXEC)?;
+        rustix::io::ioctl_fionbio(&socket, true)
+    };
+    // macOS refuses to set options of a socket whose other end is closed already (`sosetoptlock` in XNU's
+    // bsd/kern/uipc_socket.c).
+    prepare().and_then(|()| PacketSocket::of_stream(socket)).map_err(|_| Errno::CONNABORTED)
 }
 
 /// Connects to the socket with that path, until `deadline`.

@@ -65,8 +65,8 @@ impl PeerProcess {
         Ok(process)
     }
 
-    /// Target, on the portable path: makes the liveness socket. Returns the end to hand to the peer, which this process
-    /// must then close. With a pidfd, returns `None`.
+    /// Target, on the portable path: makes the liveness socket. Returns the end to hand to the peer. This process must
+    /// close that end once it has arrived. With a pidfd, returns `None`.
     pub(crate) fn open_liveness_socket(&mut self) -> std::io::Result<Option<OwnedFd>> {
         if self.end.is_some() {
             return Ok(None);

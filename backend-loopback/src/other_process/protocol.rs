@@ -23,6 +23,8 @@ pub(crate) enum ServerRequest {
     Region { number: u64, key: u64 },
     /// Asks for the staging buffer, since the initiator cannot reach a region itself.
     StagingBuffer { number: u64 },
+    /// Says that the files of the welcome have arrived, on the portable path. There is no reply.
+    Received,
 }
 
 /// The replies of a target's server. Variants keep their positions, so that a peer of another version can read its
