@@ -15,8 +15,8 @@ pub struct LoopbackConfig {
     pub groups: u32,
     /// The device to model. With `None`, the posting thread copies at once.
     pub link: Option<LinkModel>,
-    /// When requests may go through shared memory and the target's worker. The default is `Never`, and `WhereRefused` on
-    /// the portable path (macOS), where nothing else reaches memory that was not allocated as shared.
+    /// When requests may go through shared memory and the target's worker. The default is `Never`, and `WhereRefused`
+    /// on the portable path (macOS), where nothing else reaches memory that was not allocated as shared.
     pub staging: StagingPolicy,
     /// Blocks of 1024 threads that copy pages at once, over all groups; at least one. A block takes one
     /// multiprocessor of the GPU. Fewer blocks leave more of the GPU to other work; as many as the GPU has

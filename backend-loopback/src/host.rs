@@ -70,7 +70,7 @@ fn boot_id() -> String {
 fn boot_id() -> String {
     let mut text = [0_u8; 64];
     let mut len = text.len();
-    // SAFETY: the kernel writes at most `len` bytes of an array of this function, and then the number of bytes to `len`.
+    // SAFETY: the kernel writes at most `len` bytes of an array of this function, and then their number to `len`.
     let result = unsafe {
         let into = text.as_mut_ptr().cast();
         libc::sysctlbyname(c"kern.bootsessionuuid".as_ptr(), into, &raw mut len, std::ptr::null_mut(), 0)

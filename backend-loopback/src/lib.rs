@@ -15,7 +15,7 @@
 //! | `host`, `offer` | the identity of a host; the bytes that two domains exchange |
 //! | `wakeup` | waking an endpoint |
 //! | `segment` | shared memory: `message_ring`, `lease_table`, `staging_buffer`, and the checks before it is mapped |
-//! | `other_process` | peers in other processes: the server's protocol, the portable path, `process_vm_writev` and its refusals |
+//! | `other_process` | peers in other processes: the server's protocol, the portable path, `process_vm_writev` |
 //! | `status` | the statuses of failures, and their text |
 //! | `inbound`, `regions` | the target's half of a connection; the registered regions |
 //! | `outbound`, `peer_table` | the initiator's half of a connection; the slots of peers |
@@ -40,8 +40,8 @@
 //! Processes of one user trust each other with the *contents* of the memory that they register: a peer process maps
 //! the file of a shared region and could ignore bounds, rights and leases, as it could with ptrace. A peer cannot
 //! break this process: this side checks before it maps a file that nobody can resize it (on Linux by its seals), and
-//! checks the bounds of everything that it reads from shared memory or a socket. A hostile or dying peer can spoil only its own
-//! segment.
+//! checks the bounds of everything that it reads from shared memory or a socket. A hostile or dying peer can spoil
+//! only its own segment.
 //!
 //! The server refuses processes of other users (the effective user ids must be equal, root's too), and processes that
 //! do not have an offer's secret. Memory without a file is reached by the rules of ptrace, which demand more (see

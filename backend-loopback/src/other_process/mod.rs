@@ -4,9 +4,9 @@
 //! process at the other end of a socket. [`gpu_memory`] shares memory of GPUs between processes.
 //!
 //! What Linux does by calls of its own, every Unix does by others. Two modules make the sockets: `linux`, and
-//! [`portable`] for the portable path ([`HostSharing`]). On Linux, `vm_call` has the kernel's calls on memory of another
-//! process; a `guard_page` makes sure that a call reaches the right process, `ptrace_permission` permits the calls, and
-//! `ptrace_diagnosis` finds out why the kernel refuses. The portable path stages such memory.
+//! [`portable`] for the portable path ([`HostSharing`]). On Linux, `vm_call` has the kernel's calls on memory of
+//! another process; a `guard_page` makes sure that a call reaches the right process, `ptrace_permission` permits the
+//! calls, and `ptrace_diagnosis` finds out why the kernel refuses. The portable path stages such memory.
 
 pub(crate) mod gpu_memory;
 #[cfg(target_os = "linux")]

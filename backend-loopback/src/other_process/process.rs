@@ -111,8 +111,8 @@ fn no_credentials(error: std::io::Error) -> Error {
     Error::os("connect", "reading the credentials of the process at the other end of the socket", error)
 }
 
-/// Returns true if the other end of `socket` is closed. macOS may answer false for a closed one, so this is no proof that
-/// the peer is there.
+/// Returns true if the other end of `socket` is closed. macOS may answer false for a closed one, so this is no proof
+/// that the peer is there.
 pub(crate) fn is_hung_up(socket: BorrowedFd<'_>) -> bool {
     is_ready(socket, PollFlags::empty())
 }

@@ -7,8 +7,8 @@
 //! | | lies in memory | nobody can resize it | has memory |
 //! |---|---|---|---|
 //! | Linux | it is in tmpfs | it is sealed | it has all its blocks |
-//! | macOS | it is a POSIX shared memory object | the kernel refuses a second `ftruncate` | the kernel finds a page, or ends processes |
-//! | the portable path on Linux | it is in tmpfs | not checked: for tests only ([`multirail_spi::HostSharing`]) | it has all its blocks |
+//! | macOS | it is a POSIX shared memory object | the kernel refuses | the kernel finds a page, or ends processes |
+//! | portable path on Linux | it is in tmpfs | not checked: for tests only | it has all its blocks |
 //!
 //! Huge pages of Linux's pool (hugetlbfs) are refused: if one process takes the last page of the pool, an access of
 //! another process finds none.

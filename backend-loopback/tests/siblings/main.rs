@@ -1,6 +1,7 @@
 //! Two processes of an ordinary user, neither of which is the other's parent. This test starts both, and passes
 //! addresses on. The tests cover foreign memory through the kernel, every way in which the kernel refuses it, and
-//! staging, and the portable path. If the test runs as root, the two processes run as user 65534, else as the test's user.
+//! staging, and the portable path. If the test runs as root, the two processes run as user 65534, else as the test's
+//! user.
 #![cfg(target_os = "linux")]
 
 mod child;

@@ -97,8 +97,8 @@ impl AsFd for WakeupHandle {
 impl From<OwnedFd> for WakeupHandle {
     /// A handle that another process handed over.
     fn from(fd: OwnedFd) -> Self {
-        // Apple's sockets have this option in place of a flag of `send`. Where the descriptor is no socket, `send` fails
-        // without a signal.
+        // Apple's sockets have this option in place of a flag of `send`. Where the descriptor is no socket, `send`
+        // fails without a signal.
         #[cfg(target_vendor = "apple")]
         let _ = rustix::net::sockopt::set_socket_nosigpipe(&fd, true);
         Self(fd.into())

@@ -21,8 +21,8 @@ pub(super) fn is_in_memory(file: BorrowedFd<'_>) -> bool {
     rustix::fs::fstatfs(file).is_ok_and(|system| system.f_type as u64 == TMPFS)
 }
 
-/// Returns true if `file` holds exactly `len` bytes and can never have another size. On the portable path, the second is
-/// not checked.
+/// Returns true if `file` holds exactly `len` bytes and can never have another size. On the portable path, the second
+/// is not checked.
 pub(super) fn has_fixed_size(file: BorrowedFd<'_>, len: usize) -> bool {
     let is_sealed = || {
         rustix::fs::fcntl_get_seals(file)

@@ -12,14 +12,14 @@ pub(crate) fn commit(_: &'static str, _: BorrowedFd<'_>, _: usize) -> Result<()>
     Ok(())
 }
 
-/// Returns true for a POSIX shared memory object, whose mode has no file type (`pshm_stat`). All other things that can be
-/// mapped have one.
+/// Returns true for a POSIX shared memory object, whose mode has no file type (`pshm_stat`). All other things that can
+/// be mapped have one.
 pub(super) fn is_in_memory(file: BorrowedFd<'_>) -> bool {
     rustix::fs::fstat(file).is_ok_and(|stat| stat.st_mode & libc::S_IFMT == 0)
 }
 
-/// Returns true if `file`, a POSIX shared memory object, holds `len` bytes, which the kernel rounds up to a page. A size
-/// other than 0 was set once, and cannot be set again (`pshm_truncate`).
+/// Returns true if `file`, a POSIX shared memory object, holds `len` bytes, which the kernel rounds up to a page. A
+/// size other than 0 was set once, and cannot be set again (`pshm_truncate`).
 pub(super) fn has_fixed_size(file: BorrowedFd<'_>, len: usize) -> bool {
     let least = len as u64;
     let fits = |size: u64| (least..least.saturating_add(LARGEST_PAGE)).contains(&size);

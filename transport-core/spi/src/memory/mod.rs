@@ -93,8 +93,8 @@ pub unsafe trait Memory: Send + Sync {
         None
     }
 
-    /// A file that holds exactly these bytes and cannot be resized: on Linux a sealed one, on macOS a POSIX shared memory
-    /// object. Other processes of this host map the file, instead of copying through the kernel.
+    /// A file that holds exactly these bytes and cannot be resized: on Linux a sealed one, on macOS a POSIX shared
+    /// memory object. Other processes of this host map the file, instead of copying through the kernel.
     #[cfg(unix)]
     fn shared_file(&self) -> Option<BorrowedFd<'_>> {
         None
