@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use multirail_spi::{
-    Backend, DeviceInfo, Domain, DomainSetup, Error, ErrorKind, Probe, Result, StagingPolicy,
+    Backend, DeviceInfo, Domain, DomainSetup, Error, ErrorKind, HostSharing, Probe, Result, StagingPolicy,
+    Unavailable,
 };
 
 use crate::config::{LoopbackConfig, group_of};
@@ -47,12 +48,16 @@ impl Loopback {
             Some(_) => "memory copies behind a link model",
             None => "memory copies on this host",
         };
+        let is_portable = HostSharing::of_this_process().is_ok_and(HostSharing::is_portable);
+        let path =
+            if is_portable { ", between processes by the portable path (POSIX shared memory)" } else { "" };
         let staging = match self.config.staging {
             StagingPolicy::Never => "",
+            StagingPolicy::WhereRefused if is_portable => ", staged where memory is not shared",
             StagingPolicy::WhereRefused => ", staged where the kernel refuses",
             StagingPolicy::Always => ", all staged",
         };
-        format!("{copies}{staging}")
+        format!("{copies}{path}{staging}")
     }
 }
 
@@ -62,6 +67,10 @@ impl Backend for Loopback {
     }
 
     fn probe(&self) -> Probe {
+        HostSharing::of_this_process().map_err(|error| Unavailable {
+            reason: "an environment variable has an invalid value".into(),
+            remedy: error.context().into(),
+        })?;
         Ok((0..self.config.devices.max(1)).map(|number| self.device(number)).collect())
     }
 

@@ -1,6 +1,6 @@
 //! The configuration of loopback's devices.
 
-use multirail_spi::StagingPolicy;
+use multirail_spi::{HostSharing, StagingPolicy};
 
 use crate::gpu::{GpuConfig, GpuSide};
 use crate::link_model::LinkModel;
@@ -15,7 +15,8 @@ pub struct LoopbackConfig {
     pub groups: u32,
     /// The device to model. With `None`, the posting thread copies at once.
     pub link: Option<LinkModel>,
-    /// When requests may go through shared memory and the target's worker.
+    /// When requests may go through shared memory and the target's worker. The default is `Never`, and `WhereRefused`
+    /// on the portable path (macOS), where nothing else reaches memory that was not allocated as shared.
     pub staging: StagingPolicy,
     /// Blocks of 1024 threads that copy pages at once, over all groups; at least one. A block takes one
     /// multiprocessor of the GPU. Fewer blocks leave more of the GPU to other work; as many as the GPU has
@@ -31,7 +32,9 @@ const GPU_BLOCKS: u32 = 32;
 
 impl Default for LoopbackConfig {
     fn default() -> Self {
-        let (staging, gpu_side) = (StagingPolicy::Never, GpuSide::Receiver);
+        let is_portable = HostSharing::of_this_process().is_ok_and(HostSharing::is_portable);
+        let staging = if is_portable { StagingPolicy::WhereRefused } else { StagingPolicy::Never };
+        let gpu_side = GpuSide::Receiver;
         Self { devices: 1, groups: 1, link: None, staging, gpu_blocks: GPU_BLOCKS, gpu_side }
     }
 }

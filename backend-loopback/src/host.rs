@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 /// value stands for no host.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct HostIdentity {
-    /// The kernel's random boot id. Zero if the system has none.
+    /// The kernel's random boot id. Zero if the system tells none.
     pub(crate) boot: u128,
     /// The pid namespace: a pid has a meaning only in its own one.
     pub(crate) pids: u64,
@@ -25,7 +25,10 @@ impl HostIdentity {
 
     /// The reason why a process on `there` cannot share memory with this one, or `None` if it can.
     pub(crate) fn obstacle(&self, there: &Self) -> Option<String> {
-        let obstacle = if self.boot != there.boot {
+        let obstacle = if self.boot == 0 && cfg!(not(target_os = "linux")) {
+            "this system tells no boot id (sysctl kern.bootsessionuuid), by which processes of one host know each \
+             other: use a network transport"
+        } else if self.boot != there.boot {
             "the peer runs on another host, or this one rebooted: use a network transport"
         } else if self.pids != there.pids {
             "the peer is in another pid namespace: share it (docker: --pid=container:... or --pid=host)"
@@ -53,10 +56,32 @@ pub(crate) fn random<const N: usize>() -> Result<[u8; N]> {
     Ok(bytes)
 }
 
-#[cfg(target_os = "linux")]
 fn boot() -> u128 {
-    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    u128::from_str_radix(&text.trim().replace('-', ""), 16).unwrap_or(0)
+    u128::from_str_radix(&boot_id().trim().replace('-', ""), 16).unwrap_or(0)
+}
+
+#[cfg(target_os = "linux")]
+fn boot_id() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default()
+}
+
+/// XNU draws it at each boot (bsd/kern/kern_sysctl.c).
+#[cfg(target_vendor = "apple")]
+fn boot_id() -> String {
+    let mut text = [0_u8; 64];
+    let mut len = text.len();
+    // SAFETY: the kernel writes at most `len` bytes of an array of this function, and then their number to `len`.
+    let result = unsafe {
+        let into = text.as_mut_ptr().cast();
+        libc::sysctlbyname(c"kern.bootsessionuuid".as_ptr(), into, &raw mut len, std::ptr::null_mut(), 0)
+    };
+    let text = text.get(..len).filter(|_| result == 0).unwrap_or_default();
+    String::from_utf8_lossy(text).trim_end_matches('\0').into()
+}
+
+#[cfg(not(any(target_os = "linux", target_vendor = "apple")))]
+fn boot_id() -> String {
+    String::new()
 }
 
 /// The inode of this process's namespace of that kind. 0 if there is none.
@@ -67,12 +92,7 @@ pub(crate) fn namespace(kind: &str) -> u64 {
 }
 
 #[cfg(not(target_os = "linux"))]
-fn boot() -> u128 {
-    0
-}
-
-#[cfg(not(target_os = "linux"))]
-fn namespace(_: &str) -> u64 {
+pub(crate) fn namespace(_: &str) -> u64 {
     0
 }
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 use multirail_spi::{Result, Time};
 
 use crate::offer::OfferToken;
+use crate::other_process::OfferedSocket;
 use crate::segment::lease_table::Lease;
 use crate::segment::message_ring::RingReceiver;
 use crate::segment::staging_buffer::SharedStagingBuffer;
@@ -22,6 +23,8 @@ pub(crate) struct Inbound {
     /// No lease with this index or a greater one was ever opened.
     leases: AtomicUsize,
     claimed: AtomicBool,
+    /// Until the initiator has come.
+    socket: Mutex<Option<OfferedSocket>>,
     closed: AtomicBool,
     initiator_gone: AtomicBool,
     receiver: Mutex<Option<RingReceiver>>,
@@ -31,7 +34,6 @@ pub(crate) struct Inbound {
     /// Slots of the staging buffer that were served.
     pub(crate) served: AtomicU64,
     /// The initiator's process, once another process has claimed the connection.
-    #[cfg(target_os = "linux")]
     pub(crate) initiator: OnceLock<crate::other_process::PeerProcess>,
 }
 
@@ -47,27 +49,35 @@ struct Gate {
 
 impl Inbound {
     /// A connection that no initiator has claimed. The initiator wakes the endpoint through `wakeup`.
-    pub(crate) fn new(segment: Segment, wakeup: Arc<Wakeup>, token: OfferToken) -> Self {
+    /// `socket` is that at which the initiator connects if it is in another process.
+    pub(crate) fn new(
+        segment: Segment,
+        wakeup: Arc<Wakeup>,
+        token: OfferToken,
+        socket: Option<OfferedSocket>,
+    ) -> Self {
         Self {
             segment,
             wakeup,
             token,
             leases: AtomicUsize::new(0),
             claimed: AtomicBool::new(false),
+            socket: Mutex::new(socket),
             closed: AtomicBool::new(false),
             initiator_gone: AtomicBool::new(false),
             receiver: Mutex::new(Some(RingReceiver::default())),
             gate: Mutex::default(),
             staging_buffer: OnceLock::new(),
             served: AtomicU64::new(0),
-            #[cfg(target_os = "linux")]
             initiator: OnceLock::new(),
         }
     }
 
     /// Returns true for the first caller, which acts for the initiator. A connection has one initiator.
     pub(crate) fn claim(&self) -> bool {
-        !self.claimed.swap(true, Ordering::AcqRel)
+        let is_first = !self.claimed.swap(true, Ordering::AcqRel);
+        self.withdraw_socket();
+        is_first
     }
 
     /// Puts memory under the whole segment.
@@ -93,7 +103,6 @@ impl Inbound {
     }
 
     /// The files for a peer in another process: the segment, and the handle that wakes this domain's endpoint.
-    #[cfg(target_os = "linux")]
     pub(crate) fn files(&self) -> Option<[std::os::fd::BorrowedFd<'_>; 2]> {
         use std::os::fd::AsFd;
         Some([self.segment.file()?, self.wakeup.pipe().ok()?.handle().as_fd()])
@@ -123,6 +132,12 @@ impl Inbound {
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::Release);
         self.layout().flags.closed.store(1, Ordering::Release);
+        self.withdraw_socket();
+    }
+
+    /// No initiator is expected at the socket any more.
+    fn withdraw_socket(&self) {
+        drop(self.socket.lock().unwrap_or_else(PoisonError::into_inner).take());
     }
 
     /// Returns true if this side has closed the connection.
@@ -135,7 +150,6 @@ impl Inbound {
         if self.initiator_gone.load(Ordering::Acquire) {
             return true;
         }
-        #[cfg(target_os = "linux")]
         if self.initiator.get().is_some_and(|process| !process.is_alive()) {
             self.mark_initiator_gone();
             return true;

@@ -15,7 +15,7 @@
 //! | `host`, `offer` | the identity of a host; the bytes that two domains exchange |
 //! | `wakeup` | waking an endpoint |
 //! | `segment` | shared memory: `message_ring`, `lease_table`, `staging_buffer`, and the checks before it is mapped |
-//! | `other_process` | peers in other processes: the server's protocol, `process_vm_writev` and its refusals |
+//! | `other_process` | peers in other processes: the server's protocol, the portable path, `process_vm_writev` |
 //! | `status` | the statuses of failures, and their text |
 //! | `inbound`, `regions` | the target's half of a connection; the registered regions |
 //! | `outbound`, `peer_table` | the initiator's half of a connection; the slots of peers |
@@ -39,9 +39,9 @@
 //!
 //! Processes of one user trust each other with the *contents* of the memory that they register: a peer process maps
 //! the file of a shared region and could ignore bounds, rights and leases, as it could with ptrace. A peer cannot
-//! break this process: this side checks the size and seals of a file before it maps the file, and checks the bounds
-//! of everything that it reads from shared memory or a socket. A hostile or dying peer can spoil only its own
-//! segment.
+//! break this process: this side checks before it maps a file that nobody can resize it (on Linux by its seals), and
+//! checks the bounds of everything that it reads from shared memory or a socket. A hostile or dying peer can spoil
+//! only its own segment.
 //!
 //! The server refuses processes of other users (the effective user ids must be equal, root's too), and processes that
 //! do not have an offer's secret. Memory without a file is reached by the rules of ptrace, which demand more (see
@@ -50,7 +50,7 @@
 //!
 //! # Threads and cleanup
 //!
-//! Any thread may use a domain; one thread at a time may use an endpoint. On Linux a domain has a server thread,
+//! Any thread may use a domain; one thread at a time may use an endpoint. A domain has a server thread,
 //! which sends files to peers and notices when their processes die. The thread ends when the domain, its endpoint, its
 //! regions and its imports are dropped. If a region is dropped while a peer is inside, its memory stays allocated until
 //! the peer has left or is dead.
@@ -62,7 +62,7 @@ mod direct;
 mod domain;
 mod domain_state;
 mod endpoint;
-#[cfg(all(fuzzing, target_os = "linux"))]
+#[cfg(fuzzing)]
 pub mod fuzz;
 mod gpu;
 mod host;
@@ -71,7 +71,6 @@ mod inbound;
 mod link_model;
 mod null;
 mod offer;
-#[cfg(target_os = "linux")]
 mod other_process;
 mod outbound;
 mod peer_table;

@@ -19,7 +19,8 @@ pub(crate) struct LoopbackOffer {
     pub(crate) process: u32,
     pub(crate) domain: u64,
     pub(crate) token: OfferToken,
-    /// Abstract name of the Unix socket at which the domain's server hands memory out.
+    /// The name of the Unix socket at which the domain's server hands memory out: abstract on Linux, a path on the
+    /// portable path.
     pub(crate) socket: String,
 }
 
@@ -27,6 +28,8 @@ const MAGIC: [u8; 4] = *b"MRLO";
 const VERSION: u16 = 1;
 const HEADER: usize = 8;
 const MAX_BODY: usize = 256;
+/// Bytes of a socket's name, at most. The paths of sockets may have 103 bytes on macOS, 107 on Linux (unix(7)).
+pub(crate) const MAX_SOCKET_NAME: usize = 100;
 
 impl LoopbackOffer {
     /// The bytes to hand to the peer.
@@ -62,7 +65,7 @@ impl LoopbackOffer {
         }
         let (offer, rest) = postcard::take_from_bytes::<Self>(body)
             .map_err(|e| bad("the offer does not parse").with_source(e))?;
-        if !rest.is_empty() || offer.socket.len() > 100 {
+        if !rest.is_empty() || offer.socket.len() > MAX_SOCKET_NAME {
             return Err(bad("the offer has trailing or oversized fields"));
         }
         Ok(offer)

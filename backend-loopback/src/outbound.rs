@@ -7,7 +7,6 @@ use std::sync::{Arc, Mutex, Weak};
 use multirail_spi::{ErrorKind, PeerSlot, StagingPolicy, WorkKind, WorkRequest};
 
 use crate::inbound::Inbound;
-#[cfg(target_os = "linux")]
 use crate::other_process::TargetConnection;
 use crate::regions::Regions;
 use crate::segment::ConnectionLayout;
@@ -36,7 +35,6 @@ pub(crate) enum PeerLocation {
     /// In this process. This side holds the peer's half of the connection, and asks the peer's region table itself.
     ThisProcess { inbound: Arc<Inbound>, regions: Weak<Regions>, staging: StagingPolicy },
     /// In another process of this host.
-    #[cfg(target_os = "linux")]
     OtherProcess(Box<TargetConnection>),
 }
 
@@ -53,7 +51,6 @@ impl Outbound {
     pub(crate) fn new(peer: PeerSlot, location: PeerLocation) -> Self {
         let layout = NonNull::from(match &location {
             PeerLocation::ThisProcess { inbound, .. } => inbound.layout(),
-            #[cfg(target_os = "linux")]
             PeerLocation::OtherProcess(connection) => connection.segment.content(),
         });
         Self { peer, alive: AtomicBool::new(true), layout, staging_cursor: Mutex::default(), location }
@@ -71,7 +68,6 @@ impl Outbound {
     pub(crate) fn staging_buffer(&self) -> Option<&SharedStagingBuffer> {
         match &self.location {
             PeerLocation::ThisProcess { inbound, .. } => inbound.staging_buffer(),
-            #[cfg(target_os = "linux")]
             PeerLocation::OtherProcess(connection) => {
                 connection.staging_buffer.get().map(|segment| segment.content())
             }
@@ -94,7 +90,6 @@ impl Outbound {
     pub(crate) fn wake(&self) {
         match &self.location {
             PeerLocation::ThisProcess { inbound, .. } => inbound.wake(),
-            #[cfg(target_os = "linux")]
             PeerLocation::OtherProcess(connection) => connection.wakeup.wake(),
         }
     }
@@ -128,7 +123,6 @@ impl Outbound {
 impl Drop for Outbound {
     fn drop(&mut self) {
         // Imports hold their `Outbound`, so no request of this side is under way there now.
-        #[allow(irrefutable_let_patterns, reason = "one of two where processes connect")]
         if let PeerLocation::ThisProcess { inbound, .. } = &self.location {
             inbound.mark_initiator_gone();
         }

@@ -217,7 +217,7 @@ fn slots_and_requests_are_bounded() {
 
 #[test]
 fn both_sides_must_allow_it() {
-    let (a, b) = (node(staged(), 1), node(LoopbackConfig::default(), 2));
+    let (a, b) = (node(staged(), 1), node(LoopbackConfig::default().staging(StagingPolicy::Never), 2));
     let (to_b, to_a) = connect(&a, &b);
     let (ours, theirs) = (a.register(64, BOTH), b.register(64, BOTH));
     let refused = a.try_import(to_b, theirs.region.key()).err().unwrap();

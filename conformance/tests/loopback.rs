@@ -17,7 +17,8 @@ const TARGET_IDLE: &str = "the target has to run turns to move staged bytes, and
 
 struct LoopbackDevices {
     rails: u32,
-    staging: StagingPolicy,
+    /// `None` for the default.
+    staging: Option<StagingPolicy>,
     name: String,
 }
 
@@ -36,14 +37,15 @@ impl BackendUnderTest for LoopbackDevices {
     }
 
     fn skip_reason(&self, trial: &str) -> Option<&str> {
-        (self.staging == StagingPolicy::Always && NOT_STAGED.contains(&trial)).then_some(TARGET_IDLE)
+        (self.staging == Some(StagingPolicy::Always) && NOT_STAGED.contains(&trial)).then_some(TARGET_IDLE)
     }
 
     fn transport(&self, label: &str, shape: TransportShape) -> Result<TransportConfig, String> {
-        let config = LoopbackConfig::default().devices(shape.rails).staging(self.staging);
+        let config = LoopbackConfig::default().devices(shape.rails);
+        let config = self.staging.into_iter().fold(config, LoopbackConfig::staging);
         let config = match shape.variant {
             Variant::Plain => config,
-            Variant::Late if self.staging == StagingPolicy::Always => {
+            Variant::Late if self.staging == Some(StagingPolicy::Always) => {
                 return Err("the target copies staged bytes, so they are visible at their completion".into());
             }
             variant => config.link(link::of(variant)),
@@ -57,9 +59,9 @@ fn main() -> ExitCode {
         Arc::new(LoopbackDevices { rails, staging, name: name.into() }) as Arc<dyn BackendUnderTest>
     };
     multirail_conformance::main(vec![
-        under_test(1, StagingPolicy::Never, "loopback-x1"),
-        under_test(2, StagingPolicy::Never, "loopback-x2"),
-        under_test(4, StagingPolicy::Never, "loopback-x4"),
-        under_test(1, StagingPolicy::Always, "loopback-staged"),
+        under_test(1, None, "loopback-x1"),
+        under_test(2, None, "loopback-x2"),
+        under_test(4, None, "loopback-x4"),
+        under_test(1, Some(StagingPolicy::Always), "loopback-staged"),
     ])
 }

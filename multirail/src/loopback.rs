@@ -41,7 +41,11 @@ fn config(given: impl Fn(&str) -> String) -> Result<LoopbackConfig, (&'static st
     let of = |variable: &'static str| move |error| (variable, error);
     let threads = thread_count(&given(THREADS)).map_err(of(THREADS))?;
     let mut config = LoopbackConfig::default().devices(threads).groups(threads);
-    config = config.staging(given(STAGING).parse().map_err(of(STAGING))?);
+    // The default depends on the path between processes.
+    let staging = given(STAGING);
+    if !staging.trim().is_empty() {
+        config = config.staging(staging.parse().map_err(of(STAGING))?);
+    }
     config = config.gpu_side(given(GPU_SIDE).parse().map_err(of(GPU_SIDE))?);
     match given(GPU_BLOCKS).trim() {
         "" => Ok(config),

@@ -1,6 +1,5 @@
 //! An opened loopback device.
 
-#[cfg(target_os = "linux")]
 mod server;
 
 use std::sync::Arc;
@@ -22,6 +21,7 @@ use crate::host::{HostIdentity, random};
 use crate::imports::{ImportHandle, ImportTable, resolve};
 use crate::inbound::Inbound;
 use crate::offer::LoopbackOffer;
+use crate::other_process::OfferedSocket;
 use crate::outbound::{Outbound, PeerLocation};
 use crate::peer_table::PeerTable;
 use crate::regions::{RegionHandle, Regions};
@@ -43,7 +43,6 @@ const BATCH: u64 = 1 << 19;
 /// stops the server.
 struct DomainInner {
     state: Arc<DomainState>,
-    #[cfg(target_os = "linux")]
     server: std::sync::OnceLock<server::DomainServer>,
 }
 
@@ -80,11 +79,7 @@ impl LoopbackDomain {
             endpoint_open: AtomicBool::new(false),
         });
         state.publish();
-        let inner = DomainInner {
-            state,
-            #[cfg(target_os = "linux")]
-            server: std::sync::OnceLock::new(),
-        };
+        let inner = DomainInner { state, server: std::sync::OnceLock::new() };
         Ok(Self { inner: Arc::new(inner) })
     }
 
@@ -100,29 +95,31 @@ impl LoopbackDomain {
         &self,
         segment: Segment,
         host: HostIdentity,
-        socket: String,
+        socket: Option<OfferedSocket>,
     ) -> Result<(PeerSlot, Vec<u8>)> {
         let state = &self.inner.state;
         let token = random()?;
-        let inbound = Arc::new(Inbound::new(segment, state.wakeup.clone(), token));
-        let offer = LoopbackOffer { host, process: std::process::id(), domain: state.id, token, socket };
+        let name = socket.as_ref().map_or("", OfferedSocket::name).into();
+        let offer =
+            LoopbackOffer { host, process: std::process::id(), domain: state.id, token, socket: name };
         let bytes = offer.to_bytes()?;
+        let inbound = Arc::new(Inbound::new(segment, state.wakeup.clone(), token, socket));
         Ok((state.peers.insert(inbound), bytes))
     }
 
-    /// The name of the server's socket. The first call starts the server.
-    #[cfg(all(target_os = "linux", not(miri)))]
-    fn socket(&self) -> Result<String> {
+    /// The server's socket. The first call starts the server.
+    #[cfg(not(miri))]
+    fn offer_socket(&self) -> Result<Option<OfferedSocket>> {
         if let Some(server) = self.inner.server.get() {
-            return Ok(server.name().into());
+            return server.offer().map(Some);
         }
         let server = server::DomainServer::start(&self.inner.state)?;
-        Ok(self.inner.server.get_or_init(|| server).name().into())
+        self.inner.server.get_or_init(|| server).offer().map(Some)
     }
 
-    #[cfg(any(not(target_os = "linux"), miri))]
-    fn socket(&self) -> Result<String> {
-        Ok(String::new())
+    #[cfg(miri)]
+    fn offer_socket(&self) -> Result<Option<OfferedSocket>> {
+        Ok(None)
     }
 }
 
@@ -177,11 +174,11 @@ impl Domain for LoopbackDomain {
 
 impl Connector for LoopbackDomain {
     fn prepare(&self) -> Result<(PeerSlot, Vec<u8>)> {
-        self.prepare_with(Segment::create()?, HostIdentity::here(), self.socket()?)
+        self.prepare_with(Segment::create()?, HostIdentity::here(), self.offer_socket()?)
     }
 
     fn prepare_local(&self) -> Result<(PeerSlot, Vec<u8>)> {
-        self.prepare_with(Segment::private()?, HostIdentity::default(), String::new())
+        self.prepare_with(Segment::private()?, HostIdentity::default(), None)
     }
 
     fn complete(&self, slot: PeerSlot, offer: &[u8]) -> Result<()> {
@@ -209,7 +206,6 @@ impl Connector for LoopbackDomain {
             return Err(fail(ErrorKind::Busy, "changed while it was being connected"));
         }
         state.wakeup.wake();
-        #[cfg(target_os = "linux")]
         if let Some(server) = self.inner.server.get() {
             server.update_watched_peers();
         }
@@ -247,7 +243,6 @@ impl Connector for LoopbackDomain {
         } else {
             state.peers.remove(slot, &peer.inbound);
         }
-        #[cfg(target_os = "linux")]
         if let Some(server) = self.inner.server.get() {
             server.update_watched_peers();
         }
@@ -274,15 +269,15 @@ fn locate(offer: &LoopbackOffer) -> Result<PeerLocation> {
     Ok(PeerLocation::ThisProcess { inbound, regions, staging: state.staging })
 }
 
-#[cfg(all(target_os = "linux", not(miri)))]
+#[cfg(not(miri))]
 fn connect_to_process(offer: &LoopbackOffer) -> Result<PeerLocation> {
     let connection = crate::other_process::TargetConnection::connect(offer)?;
     Ok(PeerLocation::OtherProcess(Box::new(connection)))
 }
 
-#[cfg(any(not(target_os = "linux"), miri))]
+#[cfg(miri)]
 fn connect_to_process(_: &LoopbackOffer) -> Result<PeerLocation> {
-    let context = "loopback reaches other processes on Linux only: use a network transport, or one process";
+    let context = "miri runs one process";
     Err(Error::new(ErrorKind::Unsupported, "connect", context))
 }
 

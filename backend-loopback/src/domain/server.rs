@@ -6,18 +6,21 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use multirail_spi::{Error, ErrorKind, Memory, MemoryKind, Result, StagingPolicy, WakeupPipe};
+use multirail_spi::{Error, ErrorKind, HostSharing, Memory, MemoryKind, Result, StagingPolicy, WakeupPipe};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::{RecvFlags, SendFlags};
 
 use crate::domain_state::DomainState;
-use crate::host::random;
 use crate::inbound::Inbound;
 use crate::offer::OfferToken;
+#[cfg(target_os = "linux")]
+use crate::other_process::GuardPage;
 use crate::other_process::process::{self, PeerProcess};
 use crate::other_process::protocol::{self, RefusalReason, ServerReply, ServerRequest};
-use crate::other_process::{GuardPage, gpu_memory};
+#[cfg(target_os = "linux")]
+use crate::other_process::ptrace_permission;
+use crate::other_process::{ListeningSocket, OfferedSocket, PacketSocket, ServerSocket, gpu_memory};
 use crate::outbound::{Outbound, PeerLocation};
 use crate::segment::{Segment, mapping};
 
@@ -36,7 +39,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
 
 /// The handle of the thread. Dropping it ends the thread and every connection.
 pub(super) struct DomainServer {
-    name: String,
+    listening: Arc<ListeningSocket>,
     wakeup: Arc<WakeupPipe>,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -45,32 +48,27 @@ pub(super) struct DomainServer {
 impl DomainServer {
     /// Starts a thread that serves `state`.
     pub(super) fn start(state: &Arc<DomainState>) -> Result<Self> {
-        let fail = |e: Errno| Error::os("prepare", "opening the socket to which peers connect", e);
-        let name = format!("multirail-lo-{:016x}-{:016x}", state.id, u64::from_ne_bytes(random()?));
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let listener = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
-        let listener = listener.map_err(fail)?;
-        let address = SocketAddrUnix::new_abstract_name(name.as_bytes()).map_err(fail)?;
-        rustix::net::bind(&listener, &address).map_err(fail)?;
-        rustix::net::listen(&listener, 128).map_err(fail)?;
+        let sharing = HostSharing::of_this_process()?;
         let wakeup = Arc::new(WakeupPipe::new()?);
+        let listening = Arc::new(ListeningSocket::new(sharing, wakeup.clone())?);
         let stop = Arc::new(AtomicBool::new(false));
         let mut server = ServerLoop {
             state: state.clone(),
             wakeup: wakeup.clone(),
             stop: stop.clone(),
-            listener,
+            sharing,
+            listening: listening.clone(),
             connections: Vec::new(),
         };
         let thread = std::thread::Builder::new().name("multirail-lo".into()).spawn(move || server.run());
         let thread =
             thread.map_err(|e| Error::os("prepare", "starting a thread; raise the limit (ulimit -u)", e))?;
-        Ok(Self { name, wakeup, stop, thread: Some(thread) })
+        Ok(Self { listening, wakeup, stop, thread: Some(thread) })
     }
 
-    /// The abstract name of the socket.
-    pub(super) fn name(&self) -> &str {
-        &self.name
+    /// Listens for the initiator of one offer more.
+    pub(super) fn offer(&self) -> Result<OfferedSocket> {
+        self.listening.offer()
     }
 
     /// Makes the thread read the peer table again. The thread watches the processes of the peers in it.
@@ -97,25 +95,34 @@ struct ServerLoop {
     state: Arc<DomainState>,
     wakeup: Arc<WakeupPipe>,
     stop: Arc<AtomicBool>,
-    listener: OwnedFd,
+    sharing: HostSharing,
+    listening: Arc<ListeningSocket>,
     connections: Vec<ClientConnection>,
 }
 
 /// A connection to an initiator in another process.
 struct ClientConnection {
-    socket: OwnedFd,
+    socket: PacketSocket,
     /// The initiator's process, until `inbound` takes it when the initiator has shown its token.
     process: Option<PeerProcess>,
     inbound: Option<Arc<Inbound>>,
+    /// The initiator's end of the liveness socket, until the initiator has received it: on macOS, a socket that only a
+    /// packet under way refers to may be lost.
+    under_way: Option<OwnedFd>,
 }
 
 impl ServerLoop {
     fn run(&mut self) {
         while !self.stop.load(Ordering::Acquire) {
             let targets = self.targets();
-            let mut fds: Vec<BorrowedFd<'_>> = vec![self.listener.as_fd()];
+            let listener = self.listening.current();
+            let connections = self.connections.len();
+            let mut fds: Vec<BorrowedFd<'_>> = Vec::with_capacity(connections + 1 + targets.len());
             fds.extend(self.connections.iter().map(|connection| connection.socket.as_fd()));
-            fds.extend(targets.iter().filter_map(|outbound| process_of(outbound)).map(PeerProcess::pidfd));
+            fds.extend(listener.iter().map(|listener| listener.as_fd()));
+            fds.extend(
+                targets.iter().filter_map(|outbound| process_of(outbound)).filter_map(PeerProcess::end),
+            );
             self.wakeup.sleep(&fds, None);
             self.wakeup.clear();
             let ready = ready(&fds);
@@ -132,10 +139,10 @@ impl ServerLoop {
             self.connections.retain_mut(|connection| {
                 at += 1;
                 !connection.is_closed()
-                    && (!ready[at] || stop.load(Ordering::Acquire) || connection.serve(state))
+                    && (!ready[at - 1] || stop.load(Ordering::Acquire) || connection.serve(state))
             });
-            if ready[0] {
-                self.accept();
+            if let Some(listener) = listener.filter(|_| ready[connections]) {
+                self.accept(&listener);
             }
         }
     }
@@ -150,15 +157,15 @@ impl ServerLoop {
         .collect()
     }
 
-    fn accept(&mut self) {
+    fn accept(&mut self, listener: &ServerSocket) {
         for _ in 0..ACCEPTS_PER_ROUND {
             if self.stop.load(Ordering::Acquire) {
                 return;
             }
-            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-            let socket = match rustix::net::accept_with(&self.listener, flags) {
+            let socket = match listener.accept() {
                 Ok(socket) => socket,
                 Err(Errno::AGAIN) => return,
+                Err(Errno::INTR | Errno::CONNABORTED) => continue,
                 Err(error) => {
                     // Most likely the process is out of descriptors. The connection keeps waiting in the queue, so
                     // the thread must pause. Connections that have not shown a token give their descriptors
@@ -171,9 +178,14 @@ impl ServerLoop {
             if self.connections.len() >= MAX_CONNECTIONS {
                 self.connections.retain(|connection| connection.inbound.is_some());
             }
-            match PeerProcess::behind(&socket) {
+            match PeerProcess::behind(&socket, self.sharing) {
                 Ok(process) if self.connections.len() < MAX_CONNECTIONS => {
-                    self.connections.push(ClientConnection { socket, process: Some(process), inbound: None });
+                    self.connections.push(ClientConnection {
+                        socket,
+                        process: Some(process),
+                        inbound: None,
+                        under_way: None,
+                    });
                 }
                 Ok(_) => {
                     tracing::warn!(
@@ -194,12 +206,18 @@ impl ClientConnection {
             if self.is_closed() {
                 return false;
             }
-            let answered = match protocol::receive::<ServerRequest>(&self.socket, RecvFlags::DONTWAIT) {
+            let request = match self.socket.receive(RecvFlags::DONTWAIT) {
                 Err(Errno::AGAIN | Errno::INTR) => return true,
-                Err(_) => false,
-                Ok((ServerRequest::Hello { version, token }, _)) => self.admit(state, version, token),
-                Ok((ServerRequest::Region { number, key }, _)) => self.describe_region(state, number, key),
-                Ok((ServerRequest::StagingBuffer { number }, _)) => self.open_staging_buffer(state, number),
+                Err(_) => return false,
+                Ok(None) => continue,
+                Ok(Some((request, _))) => request,
+            };
+            self.under_way = None;
+            let answered = match request {
+                ServerRequest::Received => true,
+                ServerRequest::Hello { version, token } => self.admit(state, version, token),
+                ServerRequest::Region { number, key } => self.describe_region(state, number, key),
+                ServerRequest::StagingBuffer { number } => self.open_staging_buffer(state, number),
             };
             if !answered {
                 return false;
@@ -214,7 +232,7 @@ impl ClientConnection {
             return self.refuse_hello(RefusalReason::Version);
         }
         // The first hello takes the process. A second hello finds none.
-        let Some(process) = self.process.take() else { return self.refuse_hello(RefusalReason::Token) };
+        let Some(mut process) = self.process.take() else { return self.refuse_hello(RefusalReason::Token) };
         let inbound = match state.admit(&token) {
             Ok(Some(inbound)) => inbound,
             Ok(None) => return self.refuse_hello(RefusalReason::Token),
@@ -223,8 +241,18 @@ impl ClientConnection {
                 return self.refuse_hello(RefusalReason::Memory);
             }
         };
+        match process.open_liveness_socket() {
+            Ok(end) => self.under_way = end,
+            Err(error) => {
+                tracing::warn!(%error, "loopback: a peer process was refused; raise the limit of open files (ulimit -n)");
+                return self.refuse_hello(RefusalReason::Memory);
+            }
+        }
         let _ = inbound.initiator.set(process);
-        let was_sent = inbound.files().is_some_and(|files| self.reply(&ServerReply::Welcome, &files));
+        let was_sent = inbound.files().is_some_and(|files| {
+            let files: Vec<_> = files.into_iter().chain(self.under_way.as_ref().map(AsFd::as_fd)).collect();
+            self.reply(&ServerReply::Welcome, &files)
+        });
         self.inbound = Some(inbound);
         was_sent
     }
@@ -237,7 +265,9 @@ impl ClientConnection {
 
     /// Answers a request for the region of a key.
     fn describe_region(&self, state: &DomainState, number: u64, key: u64) -> bool {
-        let Some(inbound) = &self.inbound else { return false };
+        if self.inbound.is_none() {
+            return false;
+        }
         let found = match state.regions.find(key) {
             Ok(found) => found,
             Err(kind) => {
@@ -259,17 +289,20 @@ impl ClientConnection {
                 == cuda::Reach::Kernel;
             return self.reply(&ServerReply::Shared { number, len, access, locked }, &[file]);
         }
-        let guard = match GuardPage::own() {
-            Ok(guard) => guard,
-            Err(error) => {
-                tracing::warn!(%error, "loopback: a region could not be shared with a peer process");
-                return self.reply(&ServerReply::Refused { number, why: RefusalReason::Memory }, &[]);
-            }
-        };
-        let permit_errno = inbound.initiator.get().map_or(0, process::permit);
-        let address = found.memory.as_ptr() as u64;
-        let target = process::hints(permit_errno);
-        self.reply(&ServerReply::Foreign { number, len, access, address, guard, target }, &[])
+        #[cfg(target_os = "linux")]
+        if let Some(pid) = self.inbound.as_ref().and_then(|inbound| inbound.initiator.get()?.pid()) {
+            let guard = match GuardPage::own() {
+                Ok(guard) => guard,
+                Err(error) => {
+                    tracing::warn!(%error, "loopback: a region could not be shared with a peer process");
+                    return self.reply(&ServerReply::Refused { number, why: RefusalReason::Memory }, &[]);
+                }
+            };
+            let target = ptrace_permission::hints(ptrace_permission::permit(pid));
+            let address = found.memory.as_ptr() as u64;
+            return self.reply(&ServerReply::Foreign { number, len, access, address, guard, target }, &[]);
+        }
+        self.reply(&ServerReply::OwnerOnly { number, len, access }, &[])
     }
 
     fn describe_gpu_region(&self, number: u64, memory: &dyn Memory, access: u32) -> bool {
@@ -294,7 +327,7 @@ impl ClientConnection {
     }
 
     fn reply(&self, reply: &ServerReply, files: &[BorrowedFd<'_>]) -> bool {
-        protocol::send(&self.socket, reply, files, SendFlags::DONTWAIT).is_ok()
+        self.socket.send(reply, files, SendFlags::DONTWAIT).is_ok()
     }
 
     fn is_closed(&self) -> bool {
@@ -305,7 +338,7 @@ impl ClientConnection {
 impl Drop for ClientConnection {
     fn drop(&mut self) {
         // If the other end has closed its socket, it has made its last access before, or it is dead. If this side
-        // closes the connection, the leases and the pidfd show when the initiator has left.
+        // closes the connection, the leases and the process's end show when the initiator has left.
         if let Some(inbound) = self.inbound.as_ref().filter(|_| process::is_hung_up(self.socket.as_fd())) {
             inbound.mark_initiator_gone();
         }

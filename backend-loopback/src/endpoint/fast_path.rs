@@ -31,7 +31,6 @@ impl FastPath {
     pub(super) fn new(import: &Import) -> Self {
         let mut it =
             Self { rkey: import.rkey, peer: import.target.peer.0, left: LEASE_BYTES, ..Self::default() };
-        #[allow(irrefutable_let_patterns, reason = "one of two where processes connect")]
         if let RegionLocation::Mapped(base) = import.location {
             (it.base, it.len) = (base.as_ptr(), import.len);
             it.allowed[WorkKind::Write as usize] = import.access.contains(Access::REMOTE_WRITE);

@@ -118,10 +118,14 @@ unsafe fn copy_pieces(
     remote: &mut [iovec],
     outcomes: &mut Vec<Result<(), Status>>,
 ) {
-    let PeerLocation::OtherProcess(connection) = &target.location else {
+    let connection = match &target.location {
+        PeerLocation::OtherProcess(connection) => Some(connection),
+        PeerLocation::ThisProcess { .. } => None,
+    };
+    let Some((connection, pid)) = connection.and_then(|it| it.process.pid().map(|pid| (it, pid))) else {
         return outcomes.resize(local.len() - 1, Err(status(ErrorKind::RemoteAccess)));
     };
-    let pid = connection.process.pid().as_raw_nonzero().get();
+    let pid = pid.as_raw_nonzero().get();
     // SAFETY: by the caller.
     unsafe { run_calls(pid, guard, kind, local, remote, outcomes) };
     if outcomes.iter().all(Result::is_ok) {

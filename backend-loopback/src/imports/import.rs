@@ -4,9 +4,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-#[cfg(target_os = "linux")]
-use multirail_spi::Mapping;
-use multirail_spi::{Access, ErrorKind, Result, WorkKind, WorkRequest, copy};
+use multirail_spi::{Access, ErrorKind, Mapping, Result, WorkKind, WorkRequest, copy};
 
 #[cfg(target_os = "linux")]
 use crate::other_process::GuardPage;
@@ -27,7 +25,6 @@ pub(crate) struct Import {
     /// Locks the pages of `mapping`, and is dropped before it.
     lock: Option<cuda::PageLock>,
     /// Keeps the bytes mapped, if they are in the peer's file.
-    #[cfg(target_os = "linux")]
     mapping: Option<Mapping>,
     /// Keeps the bytes mapped, if they are in the memory of the peer's GPU.
     _gpu_memory: Option<cuda::ImportedMemory>,
@@ -53,7 +50,6 @@ pub(crate) struct ResolvedRegion {
     pub(crate) len: u64,
     pub(crate) access: Access,
     pub(crate) location: RegionLocation,
-    #[cfg(target_os = "linux")]
     pub(crate) mapping: Option<Mapping>,
     pub(crate) gpu_memory: Option<cuda::ImportedMemory>,
     pub(crate) lock: Option<cuda::PageLock>,
@@ -75,7 +71,6 @@ impl Import {
             access: region.access,
             key: region.key,
             gpu_reaches: [const { AtomicU64::new(u64::MAX) }; 2],
-            #[cfg(target_os = "linux")]
             mapping: region.mapping,
             _gpu_memory: region.gpu_memory,
             lock: region.lock,
@@ -120,7 +115,6 @@ impl Import {
 
     /// Maps the pages of the peer's file, so that the first request takes no page faults.
     pub(crate) fn warm_up(&self) {
-        #[cfg(target_os = "linux")]
         self.mapping.iter().for_each(Mapping::populate);
     }
 }
@@ -129,7 +123,6 @@ impl Drop for Import {
     fn drop(&mut self) {
         // Unlocking waits for the GPU. This thread may be a worker, which must not wait.
         if let Some(lock) = self.lock.take() {
-            #[cfg(target_os = "linux")]
             let lock = (lock, self.mapping.take());
             cuda::drop_in_background(lock);
         }

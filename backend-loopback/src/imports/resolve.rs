@@ -26,7 +26,6 @@ pub(crate) fn resolve(
             let regions = regions.upgrade().ok_or_else(domain_closed)?;
             in_this_process(inbound, &regions, *target_staging, key, staging)
         }
-        #[cfg(target_os = "linux")]
         PeerLocation::OtherProcess(connection) => other_process::resolve(connection, key, limit, staging),
     }
 }
@@ -56,7 +55,6 @@ fn in_this_process(
         len: found.memory.len() as u64,
         access: found.access,
         location,
-        #[cfg(target_os = "linux")]
         mapping: None,
         gpu_memory: None,
         lock: None,
@@ -82,7 +80,6 @@ fn staging_refused(why: &str) -> Error {
 }
 
 /// Regions of a peer in another process.
-#[cfg(target_os = "linux")]
 mod other_process {
     use std::os::fd::{AsFd, OwnedFd};
     use std::time::{Duration, Instant};
@@ -91,12 +88,18 @@ mod other_process {
 
     use super::{RegionKey, RegionLocation, ResolvedRegion, refused, staging_refused};
     use crate::other_process::protocol::{RefusalReason, ServerReply, ServerRequest};
-    use crate::other_process::vm_call::probe;
-    use crate::other_process::{TargetConnection, gpu_memory, ptrace_diagnosis, short_of_memory};
+    use crate::other_process::{TargetConnection, gpu_memory, short_of_memory};
+    #[cfg(target_os = "linux")]
+    use crate::other_process::{ptrace_diagnosis, vm_call::probe};
     use crate::segment::{Segment, mapping};
 
     /// The longest limit of an import. A longer one could overflow the system's clocks.
     const MAX_LIMIT: Duration = Duration::from_secs(24 * 3600);
+
+    /// The refusal of a region that only staging reaches, where staging was forbidden.
+    const OWNER_ONLY: &str = "the region was not allocated as memory that processes share, and on the portable path only \
+         staging reaches such memory, which this process forbids: allocate it by Fabric::alloc or HostBuffer, or allow \
+         staging in both processes (LoopbackConfig::staging, MULTIRAIL_LOOPBACK_STAGING=1)";
 
     /// Asks the target for the region of `key`. Maps the region, or reaches it through the kernel, or stages it if
     /// the kernel refuses and both sides allow staging. Takes no longer than `limit`, the wait for other callers
@@ -118,20 +121,28 @@ mod other_process {
                     return map(key, len, access, &files, locked);
                 }
             }
+            ServerReply::OwnerOnly { .. } if staging == StagingPolicy::Never => {
+                return Err(Error::new(ErrorKind::Permission, "import", OWNER_ONLY));
+            }
+            ServerReply::OwnerOnly { len, access, .. } => {
+                region_at(key, len, Access::from_bits_truncate(access), RegionLocation::Staged)?
+            }
+            #[cfg(target_os = "linux")]
             ServerReply::Foreign { len, access, address, guard, target, .. } => {
+                let pid = connection.process.pid().ok_or_else(wrong_reply)?;
                 let access = Access::from_bits_truncate(access);
                 let foreign = region_at(key, len, access, RegionLocation::Foreign { base: address, guard })?;
                 if staging == StagingPolicy::Always {
                     ResolvedRegion { location: RegionLocation::Staged, ..foreign }
-                } else if let Err((call, errno)) = probe(connection.process.pid(), access) {
+                } else if let Err((call, errno)) = probe(pid, access) {
                     if !connection.process.is_alive() {
                         return Err(refused(ErrorKind::PeerDied));
                     }
-                    let why = ptrace_diagnosis::explain(connection.process.pid(), call, errno, &target);
+                    let why = ptrace_diagnosis::explain(pid, call, errno, &target);
                     if staging == StagingPolicy::Never {
                         return Err(ptrace_diagnosis::error(&why));
                     }
-                    tracing::info!(peer = %connection.process.pid().as_raw_nonzero(), %why,
+                    tracing::info!(peer = %pid.as_raw_nonzero(), %why,
                         "loopback: a region of the peer is staged through shared memory");
                     ResolvedRegion { location: RegionLocation::Staged, ..foreign }
                 } else {

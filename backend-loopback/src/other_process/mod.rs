@@ -1,34 +1,53 @@
-//! Peers in other processes of this host, Linux only: the initiator's end of a connection to such a peer.
+//! Peers in other processes of this host: the initiator's end of a connection to such a peer.
 //!
 //! A [`TargetConnection`] asks a target's server by the [`protocol`], and gets files. [`process`] identifies the
-//! process at the other end of a socket. [`vm_call`] has the kernel's calls on memory of another process; a
-//! [`guard_page`] makes sure that a call reaches the right process, and [`ptrace_diagnosis`] finds out why the kernel
-//! refuses. [`gpu_memory`] shares memory of GPUs between processes.
+//! process at the other end of a socket. [`gpu_memory`] shares memory of GPUs between processes.
+//!
+//! What Linux does by calls of its own, every Unix does by others. Two modules make the sockets: `linux`, and
+//! [`portable`] for the portable path ([`HostSharing`]). On Linux, `vm_call` has the kernel's calls on memory of
+//! another process; a `guard_page` makes sure that a call reaches the right process, `ptrace_permission` permits the
+//! calls, and `ptrace_diagnosis` finds out why the kernel refuses. The portable path stages such memory.
 
 pub(crate) mod gpu_memory;
+#[cfg(target_os = "linux")]
 mod guard_page;
+#[cfg(target_os = "linux")]
+mod linux;
+mod packet_socket;
+mod portable;
 pub(crate) mod process;
 pub(crate) mod protocol;
+#[cfg(target_os = "linux")]
 pub(crate) mod ptrace_diagnosis;
+#[cfg(target_os = "linux")]
+pub(crate) mod ptrace_permission;
+mod server_socket;
 mod timed_lock;
+#[cfg(target_os = "linux")]
 pub(crate) mod vm_call;
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use multirail_spi::{Error, ErrorKind, Result, WakeupHandle};
+use multirail_spi::{Error, ErrorKind, HostSharing, Result, WakeupHandle};
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::{RecvFlags, SendFlags};
 
 use crate::offer::LoopbackOffer;
 use crate::segment::Segment;
 use crate::segment::staging_buffer::SharedStagingBuffer;
+#[cfg(target_os = "linux")]
 pub(crate) use guard_page::GuardPage;
+pub(crate) use packet_socket::PacketSocket;
 pub(crate) use process::PeerProcess;
 use protocol::{RefusalReason, ServerReply, ServerRequest};
+pub(crate) use server_socket::{ListeningSocket, OfferedSocket, ServerSocket};
 use timed_lock::TimedLock;
+
+/// Initiators that wait to be accepted, at most.
+const BACKLOG: i32 = 128;
 
 /// The longest time that a peer may take to answer while this side connects.
 const CONNECT_LIMIT: Duration = Duration::from_secs(2);
@@ -44,7 +63,7 @@ pub(crate) struct TargetConnection {
     pub(crate) process: PeerProcess,
     /// For regions that only the peer can reach. Mapped at the first import of one.
     pub(crate) staging_buffer: OnceLock<Segment<SharedStagingBuffer>>,
-    socket: OwnedFd,
+    socket: PacketSocket,
     /// Held while a request to the server is under way. The number of the holder is the number of its request.
     request_lock: TimedLock,
 }
@@ -52,24 +71,24 @@ pub(crate) struct TargetConnection {
 impl TargetConnection {
     /// Connects to the process that made `offer`.
     pub(crate) fn connect(offer: &LoopbackOffer) -> Result<Self> {
-        let fail = |context: &str| {
-            let context = format!("{context}; is the peer's domain still open?");
-            move |e: Errno| Error::os("connect", context, e)
+        let sharing = HostSharing::of_this_process()?;
+        let fail = |context: &'static str| {
+            move |why: Errno| match why {
+                // The target stopped listening before it took this connection.
+                Errno::PIPE | Errno::CONNRESET if sharing.is_portable() => portable::offer_gone(),
+                _ => connect_error(context, why),
+            }
         };
-        let address =
-            SocketAddrUnix::new_abstract_name(offer.socket.as_bytes()).map_err(fail("the socket's name"))?;
-        let socket =
-            rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
-                .map_err(fail("opening a socket"))?;
+        if let Some(obstacle) = ServerSocket::obstacle(sharing, &offer.socket) {
+            return Err(Error::new(ErrorKind::Unreachable, "connect", obstacle));
+        }
         let deadline = Instant::now() + CONNECT_LIMIT;
-        within(&socket, deadline, || rustix::net::connect(&socket, &address))
-            .map_err(fail("connecting to the peer's process"))?;
-        let process = PeerProcess::behind(&socket)?;
+        let socket = ServerSocket::connect(sharing, &offer.socket, deadline)?;
+        let mut process = PeerProcess::behind(&socket, sharing)?;
         let hello = ServerRequest::Hello { version: protocol::VERSION, token: offer.token };
-        within(&socket, deadline, || protocol::send(&socket, &hello, &[], SendFlags::empty()))
+        within(&socket, deadline, || socket.send(&hello, &[], SendFlags::empty()))
             .map_err(fail("sending the hello to the peer"))?;
-        let (reply, files) = within(&socket, deadline, || protocol::receive(&socket, RecvFlags::empty()))
-            .map_err(fail("waiting for the peer's answer"))?;
+        let (reply, files) = receive(&socket, deadline).map_err(fail("waiting for the peer's answer"))?;
         match reply {
             ServerReply::Welcome => {}
             ServerReply::Refused { why: RefusalReason::Version, .. } => {
@@ -84,7 +103,10 @@ impl TargetConnection {
                 return Err(Error::new(ErrorKind::Unreachable, "connect", context));
             }
         }
-        let Ok([file, wakeup]) = <[OwnedFd; 2]>::try_from(files) else {
+        let mut files = files.into_iter();
+        let (Some(file), Some(wakeup), true, None) =
+            (files.next(), files.next(), process.take_liveness_socket(files.next()), files.next())
+        else {
             let context = "the peer did not hand over its segment and wakeup handle: the peer breaks the protocol, \
                            disconnect it";
             return Err(Error::new(ErrorKind::Protocol, "connect", context));
@@ -92,6 +114,13 @@ impl TargetConnection {
         let segment = Segment::map(file.as_fd())?;
         // The descriptor shares this flag with the peer's own descriptor, which has it set already.
         rustix::io::ioctl_fionbio(&wakeup, true).map_err(fail("preparing the peer's wakeup handle"))?;
+        #[cfg(target_vendor = "apple")]
+        rustix::net::sockopt::set_socket_nosigpipe(&wakeup, true)
+            .map_err(fail("preparing the peer's wakeup handle"))?;
+        if sharing.is_portable() {
+            within(&socket, deadline, || socket.send(&ServerRequest::Received, &[], SendFlags::empty()))
+                .map_err(fail("telling the peer that its files have arrived"))?;
+        }
         Ok(Self {
             segment,
             wakeup: wakeup.into(),
@@ -113,12 +142,9 @@ impl TargetConnection {
         let socket = &self.socket;
         let lock = self.request_lock.lock(deadline).ok_or(Errno::TIMEDOUT).map_err(fail)?;
         let request = request(lock.number);
-        within(socket, deadline, || protocol::send(socket, &request, &[], SendFlags::empty()))
-            .map_err(fail)?;
+        within(socket, deadline, || socket.send(&request, &[], SendFlags::empty())).map_err(fail)?;
         for _ in 0..MAX_STALE_REPLIES {
-            let (reply, files) =
-                within(socket, deadline, || protocol::receive::<ServerReply>(socket, RecvFlags::empty()))
-                    .map_err(fail)?;
+            let (reply, files) = receive(socket, deadline).map_err(fail)?;
             if reply.number() == Some(lock.number) {
                 return Ok(Some((reply, files)));
             }
@@ -134,9 +160,28 @@ pub(crate) fn short_of_memory(operation: &'static str) -> Error {
     Error::new(ErrorKind::Exhausted, operation, context)
 }
 
+/// The error of a connect that failed at `context`.
+fn connect_error(context: &str, why: Errno) -> Error {
+    Error::os("connect", format!("{context}; is the peer's domain still open?"), why)
+}
+
+/// The error of a server's socket that could not be opened.
+fn listen_error(why: Errno) -> Error {
+    Error::os("prepare", "opening the socket to which peers connect", why)
+}
+
+/// Waits for a reply until `deadline`.
+fn receive(socket: &PacketSocket, deadline: Instant) -> rustix::io::Result<(ServerReply, Vec<OwnedFd>)> {
+    loop {
+        if let Some(packet) = within(socket, deadline, || socket.receive(RecvFlags::empty()))? {
+            return Ok(packet);
+        }
+    }
+}
+
 /// Runs `call`, which waits on `socket`, for no longer than until `deadline`. Runs it again if a signal interrupts it.
 fn within<T>(
-    socket: &OwnedFd,
+    socket: impl AsFd,
     deadline: Instant,
     call: impl Fn() -> rustix::io::Result<T>,
 ) -> rustix::io::Result<T> {
@@ -147,8 +192,14 @@ fn within<T>(
         }
         // A timeout that is rounded down to zero would mean that the call waits without limit.
         let left = Some(left.max(Duration::from_millis(1)));
-        set_socket_timeout(socket, Timeout::Recv, left)?;
-        set_socket_timeout(socket, Timeout::Send, left)?;
+        let set = set_socket_timeout(&socket, Timeout::Recv, left)
+            .and_then(|()| set_socket_timeout(&socket, Timeout::Send, left));
+        match set {
+            // macOS refuses to set options of a socket whose other end is closed (`sosetoptlock` in XNU's
+            // bsd/kern/uipc_socket.c).
+            Err(Errno::INVAL) => return Err(Errno::PIPE),
+            set => set?,
+        }
         match call() {
             Err(Errno::INTR) => {}
             other => return other,

@@ -1,41 +1,61 @@
 //! The process at the other end of a socket, and whether it is alive.
+//!
+//! Linux tells this by a pidfd. On the portable path the two processes have a *liveness socket*: a pair of sockets of
+//! which each process has one end, and through which no byte ever goes. The kernel closes the ends of a process that
+//! dies, and then the other end becomes readable. One weakness is left: a child that a process forks without `exec`
+//! inherits the end, so that the death of the parent shows only once the child has ended too.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::Mutex;
+use std::os::unix::net::UnixStream;
 
-use multirail_spi::{Error, ErrorKind, Result};
+use multirail_spi::{Error, ErrorKind, HostSharing, Result};
 use rustix::event::{PollFd, PollFlags, Timespec};
-use rustix::process::{PTracer, Pid, PidfdFlags};
-use serde::{Deserialize, Serialize};
+#[cfg(target_os = "linux")]
+use rustix::process::{Pid, PidfdFlags};
 
-/// Another process. The pidfd identifies it even after the kernel gives its pid to a new process.
+/// Another process of this host.
 #[derive(Debug)]
 pub(crate) struct PeerProcess {
-    pid: Pid,
-    pidfd: OwnedFd,
+    /// `None` on the portable path.
+    #[cfg(target_os = "linux")]
+    pid: Option<Pid>,
+    /// Readable once the process has ended: its pidfd, which identifies it even after the kernel gives its pid to a new
+    /// process, or this side's end of the liveness socket. `None` before there is such a socket.
+    end: Option<OwnedFd>,
 }
 
 impl PeerProcess {
     /// The process at the other end of `socket`, if it runs as this process's user.
-    pub(crate) fn behind(socket: impl AsFd) -> Result<Self> {
-        let fail = |e: std::io::Error| {
-            Error::os("connect", "reading the credentials of the process at the other end of the socket", e)
-        };
-        let credentials = credentials(socket.as_fd()).map_err(fail)?;
-        if credentials.uid != rustix::process::geteuid().as_raw() {
+    pub(crate) fn behind(socket: impl AsFd, sharing: HostSharing) -> Result<Self> {
+        let credentials = PeerCredentials::of(socket.as_fd()).map_err(no_credentials)?;
+        if credentials.user != rustix::process::geteuid().as_raw() {
             let context =
-                format!("the peer runs as user {}: run both processes as one user", credentials.uid);
+                format!("the peer runs as user {}: run both processes as one user", credentials.user);
             return Err(Error::new(ErrorKind::Unreachable, "connect", context));
         }
-        let pid = Pid::from_raw(credentials.pid).ok_or_else(|| {
+        match sharing {
+            #[cfg(target_os = "linux")]
+            HostSharing::Linux => Self::with_pidfd(socket.as_fd(), credentials.pid),
+            HostSharing::Portable => Ok(Self {
+                #[cfg(target_os = "linux")]
+                pid: None,
+                end: None,
+            }),
+        }
+    }
+
+    #[cfg(target_os = "linux")]
+    fn with_pidfd(socket: BorrowedFd<'_>, pid: i32) -> Result<Self> {
+        let pid = Pid::from_raw(pid).ok_or_else(|| {
             let context = "the peer is in another pid namespace: share it (docker: --pid=host)";
             Error::new(ErrorKind::Unreachable, "connect", context)
         })?;
-        let pidfd = rustix::process::pidfd_open(pid, PidfdFlags::empty()).map_err(|e| fail(e.into()))?;
-        let process = Self { pid, pidfd };
+        let pidfd = rustix::process::pidfd_open(pid, PidfdFlags::empty());
+        let pidfd = pidfd.map_err(|e| no_credentials(e.into()))?;
+        let process = Self { pid: Some(pid), end: Some(pidfd) };
         // The kernel may have given the pid to a new process before `pidfd_open`. If the socket is still open, its
         // owner was alive until then.
-        if !process.is_alive() || is_hung_up(socket.as_fd()) {
+        if !process.is_alive() || is_hung_up(socket) {
             return Err(Error::new(
                 ErrorKind::PeerDied,
                 "connect",
@@ -45,85 +65,54 @@ impl PeerProcess {
         Ok(process)
     }
 
-    /// The process id.
-    pub(crate) fn pid(&self) -> Pid {
+    /// Target, on the portable path: makes the liveness socket. Returns the end to hand to the peer. This process must
+    /// close that end once it has arrived. With a pidfd, returns `None`.
+    pub(crate) fn open_liveness_socket(&mut self) -> std::io::Result<Option<OwnedFd>> {
+        if self.end.is_some() {
+            return Ok(None);
+        }
+        let (ours, theirs) = UnixStream::pair()?;
+        self.end = Some(ours.into());
+        Ok(Some(theirs.into()))
+    }
+
+    /// Initiator: takes the end of the liveness socket that the peer has handed over. Returns false if the peer should
+    /// have handed one over and has not, or handed over something else.
+    pub(crate) fn take_liveness_socket(&mut self, end: Option<OwnedFd>) -> bool {
+        match (&self.end, end) {
+            (Some(_), None) => true,
+            (None, Some(end)) => {
+                let is_socket = rustix::net::sockopt::socket_type(&end).is_ok();
+                self.end = Some(end);
+                is_socket
+            }
+            _ => false,
+        }
+    }
+
+    /// The process id. `None` on the portable path.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn pid(&self) -> Option<Pid> {
         self.pid
     }
 
     /// A descriptor that is readable once the process has ended.
-    pub(crate) fn pidfd(&self) -> BorrowedFd<'_> {
-        self.pidfd.as_fd()
+    pub(crate) fn end(&self) -> Option<BorrowedFd<'_>> {
+        self.end.as_ref().map(AsFd::as_fd)
     }
 
     /// Returns true if the process has not ended. Makes a system call.
     pub(crate) fn is_alive(&self) -> bool {
-        !is_ready(self.pidfd.as_fd(), PollFlags::IN)
+        self.end().is_none_or(|end| !is_ready(end, PollFlags::IN))
     }
 }
 
-/// Facts that a target reports about itself, and that decide which processes may use its memory. Peers use them for
-/// error messages alone.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct PtraceHints {
-    /// The errno of its own PR_SET_PTRACER. 0 if that succeeded.
-    pub(crate) permit_errno: i32,
-    /// True if PR_GET_DUMPABLE returns 1.
-    pub(crate) dumpable: bool,
-    /// The inode of its user namespace.
-    pub(crate) user_namespace: u64,
+fn no_credentials(error: std::io::Error) -> Error {
+    Error::os("connect", "reading the credentials of the process at the other end of the socket", error)
 }
 
-/// Asks Yama, where the kernel has it, to let `process` use this process's memory.
-///
-/// The kernel keeps one tracer. With several peers, any process of this user is permitted, as on systems without
-/// Yama. Returns the errno of a refusal, or 0.
-pub(crate) fn permit(process: &PeerProcess) -> i32 {
-    static PERMITTED: Mutex<PermittedTracers> = Mutex::new(PermittedTracers::None);
-    let mut permitted = PERMITTED.lock().expect("permitted tracer");
-    *permitted = permitted.with(process.pid());
-    // Without Yama the kernel refuses this call, and no permission is needed.
-    let permitted = rustix::process::set_ptracer(permitted.tracer());
-    permitted.map_or_else(|error| error.raw_os_error(), |()| 0)
-}
-
-/// The hints about this process. `permit_errno` is the result of [`permit`].
-pub(crate) fn hints(permit_errno: i32) -> PtraceHints {
-    let dumpable = rustix::process::dumpable_behavior();
-    PtraceHints {
-        permit_errno,
-        dumpable: dumpable.is_ok_and(|it| it == rustix::process::DumpableBehavior::Dumpable),
-        user_namespace: crate::host::namespace("user"),
-    }
-}
-
-/// The processes that may use this process's memory. The set only grows, since a permitted process may be copying.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum PermittedTracers {
-    None,
-    One(Pid),
-    Any,
-}
-
-impl PermittedTracers {
-    /// The same set with `pid`.
-    fn with(self, pid: Pid) -> Self {
-        match self {
-            Self::None => Self::One(pid),
-            Self::One(known) if known == pid => self,
-            Self::One(_) | Self::Any => Self::Any,
-        }
-    }
-
-    fn tracer(self) -> PTracer {
-        match self {
-            Self::None => PTracer::None,
-            Self::One(pid) => PTracer::ProcessID(pid),
-            Self::Any => PTracer::Any,
-        }
-    }
-}
-
-/// Returns true if the other end of `socket` is closed.
+/// Returns true if the other end of `socket` is closed. macOS may answer false for a closed one, so this is no proof
+/// that the peer is there.
 pub(crate) fn is_hung_up(socket: BorrowedFd<'_>) -> bool {
     is_ready(socket, PollFlags::empty())
 }
@@ -135,41 +124,83 @@ pub(crate) fn is_ready(fd: BorrowedFd<'_>, wanted: PollFlags) -> bool {
     matches!(rustix::event::poll(&mut fds, Some(&at_once)), Ok(1..))
 }
 
-// rustix has this call too, but its `UCred` cannot hold the pid 0 that the kernel reports for a process of another
-// namespace.
-fn credentials(socket: BorrowedFd<'_>) -> std::io::Result<libc::ucred> {
-    let mut credentials = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
-    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
-    // SAFETY: the option writes at most `len` bytes of a `ucred` of this function.
-    let result = unsafe {
-        let into = (&raw mut credentials).cast();
-        libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, into, &raw mut len)
-    };
-    if result == 0 { Ok(credentials) } else { Err(std::io::Error::last_os_error()) }
+/// What the kernel says about the process at the other end of a socket.
+struct PeerCredentials {
+    /// The effective user.
+    user: u32,
+    /// The process id, or 0 for a process of another pid namespace.
+    #[cfg(target_os = "linux")]
+    pid: i32,
+}
+
+impl PeerCredentials {
+    // rustix has this call too, but its `UCred` cannot hold the pid 0 that the kernel reports for a process of another
+    // namespace.
+    #[cfg(target_os = "linux")]
+    fn of(socket: BorrowedFd<'_>) -> std::io::Result<Self> {
+        let mut credentials = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
+        let mut len = size_of::<libc::ucred>() as libc::socklen_t;
+        // SAFETY: the option writes at most `len` bytes of a `ucred` of this function.
+        let result = unsafe {
+            let into = (&raw mut credentials).cast();
+            libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, into, &raw mut len)
+        };
+        if result != 0 {
+            return Err(std::io::Error::last_os_error());
+        }
+        Ok(Self { user: credentials.uid, pid: credentials.pid })
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    fn of(socket: BorrowedFd<'_>) -> std::io::Result<Self> {
+        let (mut user, mut group) = (libc::uid_t::MAX, libc::gid_t::MAX);
+        // SAFETY: the call writes two numbers of this function.
+        let result = unsafe { libc::getpeereid(socket.as_raw_fd(), &raw mut user, &raw mut group) };
+        if result == 0 { Ok(Self { user }) } else { Err(std::io::Error::last_os_error()) }
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::net::UnixStream;
-
     use super::*;
 
-    #[test]
-    fn a_permitted_process_stays_permitted() {
-        let [a, b] = [1, 2].map(|pid| Pid::from_raw(pid).unwrap());
-        let one = PermittedTracers::None.with(a);
-        assert_eq!((one, one.with(a)), (PermittedTracers::One(a), PermittedTracers::One(a)));
-        assert_eq!((one.with(b), one.with(b).with(b)), (PermittedTracers::Any, PermittedTracers::Any));
-    }
-
+    #[cfg(target_os = "linux")]
     #[test]
     fn a_process_identifies_itself() {
         let (local, remote) = UnixStream::pair().unwrap();
-        let process = PeerProcess::behind(&local).unwrap();
-        assert_eq!(process.pid().as_raw_nonzero().get() as u32, std::process::id());
+        let process = PeerProcess::behind(&local, HostSharing::Linux).unwrap();
+        assert_eq!(process.pid().unwrap().as_raw_nonzero().get() as u32, std::process::id());
         assert!(process.is_alive() && !is_hung_up(local.as_fd()));
         drop(remote);
         assert!(is_hung_up(local.as_fd()));
-        assert_eq!(PeerProcess::behind(&local).unwrap_err().kind(), ErrorKind::PeerDied);
+        let error = PeerProcess::behind(&local, HostSharing::Linux).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::PeerDied);
+    }
+
+    #[test]
+    fn a_liveness_socket_shows_the_end_to_both_sides() {
+        let pair = || {
+            let (local, remote) = UnixStream::pair().unwrap();
+            let [mut target, mut initiator] =
+                [&local, &remote].map(|end| PeerProcess::behind(end, HostSharing::Portable).unwrap());
+            let end = initiator.open_liveness_socket().unwrap();
+            assert!(end.is_some() && target.take_liveness_socket(end));
+            assert!(target.is_alive() && initiator.is_alive());
+            (target, initiator)
+        };
+        let (target, initiator) = pair();
+        drop(initiator);
+        assert!(!target.is_alive());
+        let (target, initiator) = pair();
+        drop(target);
+        assert!(!initiator.is_alive());
+    }
+
+    #[test]
+    fn only_a_socket_is_a_liveness_socket() {
+        let (local, _remote) = UnixStream::pair().unwrap();
+        let mut process = PeerProcess::behind(&local, HostSharing::Portable).unwrap();
+        assert!(!process.take_liveness_socket(None));
+        assert!(!process.take_liveness_socket(Some(std::fs::File::open("/").unwrap().into())));
     }
 }

@@ -1,19 +1,13 @@
-//! The protocol between an initiator and a target's server: one packet per request and per reply, with files.
-
-use std::io::{IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+//! The protocol between an initiator and a target's server: what the packets of their socket say.
 
 use rustix::io::Errno;
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags,
-};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+#[cfg(target_os = "linux")]
 use super::guard_page::GuardPage;
-use super::process::PtraceHints;
+#[cfg(target_os = "linux")]
+use super::ptrace_permission::PtraceHints;
 use crate::offer::OfferToken;
 
 /// The version of the protocol. The first packet carries it.
@@ -22,12 +16,15 @@ pub(crate) const VERSION: u16 = 5;
 /// The requests of an initiator to the target's server.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum ServerRequest {
-    /// Asks for admission. The reply is [`ServerReply::Welcome`] with the files of the segment and the wakeup handle.
+    /// Asks for admission. The reply is [`ServerReply::Welcome`] with the files of the segment and the wakeup handle,
+    /// and on the portable path with one end of the liveness socket.
     Hello { version: u16, token: OfferToken },
     /// Asks for the region of a key. The reply has the same `number`.
     Region { number: u64, key: u64 },
     /// Asks for the staging buffer, since the initiator cannot reach a region itself.
     StagingBuffer { number: u64 },
+    /// Says that the files of the welcome have arrived, on the portable path. There is no reply.
+    Received,
 }
 
 /// The replies of a target's server. Variants keep their positions, so that a peer of another version can read its
@@ -43,6 +40,7 @@ pub(crate) enum ServerReply {
         locked: bool,
     },
     /// A region without a file, at an address of the target's process.
+    #[cfg(target_os = "linux")]
     Foreign {
         number: u64,
         len: u64,
@@ -69,6 +67,12 @@ pub(crate) enum ServerReply {
         offset: u64,
         handle: Option<([u8; 32], [u8; 32])>,
     },
+    /// A region without a file, of a target on the portable path: only its owner reaches it.
+    OwnerOnly {
+        number: u64,
+        len: u64,
+        access: u32,
+    },
 }
 
 impl ServerReply {
@@ -76,9 +80,11 @@ impl ServerReply {
     pub(crate) fn number(&self) -> Option<u64> {
         match self {
             Self::Welcome => None,
+            #[cfg(target_os = "linux")]
+            Self::Foreign { number, .. } => Some(*number),
             Self::Shared { number, .. }
-            | Self::Foreign { number, .. }
             | Self::Gpu { number, .. }
+            | Self::OwnerOnly { number, .. }
             | Self::StagingBuffer { number }
             | Self::Refused { number, .. } => Some(*number),
         }
@@ -102,56 +108,6 @@ pub(crate) enum RefusalReason {
     Staging,
     /// The target has no memory left for what the initiator would map.
     Memory,
-}
-
-/// Files in one packet, at most.
-const MAX_FILES: usize = 2;
-/// Bytes of a packet, at most.
-const MAX_PACKET: usize = 192;
-
-/// Sends `message` and `files` as one packet.
-pub(crate) fn send(
-    socket: impl AsFd,
-    message: &impl Serialize,
-    files: &[BorrowedFd<'_>],
-    flags: SendFlags,
-) -> rustix::io::Result<()> {
-    let mut packet = [0; MAX_PACKET];
-    let packet = postcard::to_slice(message, &mut packet).map_err(|_| Errno::MSGSIZE)?;
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FILES))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    if !files.is_empty() && !control.push(SendAncillaryMessage::ScmRights(files)) {
-        return Err(Errno::MSGSIZE);
-    }
-    let sent =
-        rustix::net::sendmsg(socket, &[IoSlice::new(packet)], &mut control, flags | SendFlags::NOSIGNAL)?;
-    if sent == packet.len() { Ok(()) } else { Err(Errno::IO) }
-}
-
-/// Receives one packet. The error is `PIPE` if the other end has closed the socket, and `PROTO` for an invalid
-/// packet.
-pub(crate) fn receive<T: DeserializeOwned>(
-    socket: impl AsFd,
-    flags: RecvFlags,
-) -> rustix::io::Result<(T, Vec<OwnedFd>)> {
-    let mut packet = [0; MAX_PACKET];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FILES))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let mut slices = [IoSliceMut::new(&mut packet)];
-    let got = rustix::net::recvmsg(&socket, &mut slices, &mut control, flags | RecvFlags::CMSG_CLOEXEC)?;
-    let mut files = Vec::new();
-    for message in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(fds) = message {
-            files.extend(fds);
-        }
-    }
-    if got.bytes == 0 {
-        return Err(Errno::PIPE);
-    }
-    if got.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
-        return Err(Errno::PROTO);
-    }
-    Ok((parse(packet.get(..got.bytes).ok_or(Errno::PROTO)?)?, files))
 }
 
 /// Parses the bytes of a packet, which come from another process.

@@ -8,7 +8,7 @@ use std::path::Path;
 use multirail_spi::{Error, ErrorKind};
 use rustix::process::Pid;
 
-use super::process::PtraceHints;
+use super::ptrace_permission::PtraceHints;
 use super::vm_call::VmCall;
 
 /// What the user can do for every reason.

@@ -83,7 +83,7 @@ mod tests {
     #[test]
     fn an_owner_may_register_when_its_memory_is_freed() {
         let (freed, was_freed) = channel();
-        let inbound = Arc::new(Inbound::new(Segment::create().unwrap(), Arc::default(), [0; _]));
+        let inbound = Arc::new(Inbound::new(Segment::create().unwrap(), Arc::default(), [0; _], None));
         let regions = Regions::default();
         regions.add_peer(inbound.clone());
         let key = register(&regions, Arc::new(RegistersOnDrop(HostBuffer::new(8).unwrap(), freed)));

@@ -43,7 +43,6 @@ struct RegionSlot {
 struct RegionEntry {
     memory: Arc<dyn Memory>,
     access: Access,
-    #[cfg(target_os = "linux")]
     is_shareable: bool,
     closed: bool,
 }
@@ -59,7 +58,6 @@ pub(crate) struct RegionInfo {
     pub(crate) memory: Arc<dyn Memory>,
     pub(crate) access: Access,
     /// True if other processes may map the memory's file.
-    #[cfg(target_os = "linux")]
     pub(crate) is_shareable: bool,
 }
 
@@ -92,7 +90,6 @@ impl Regions {
         }
         self.sweep();
         deferred_free::sweep();
-        #[cfg(target_os = "linux")]
         let is_shareable = memory
             .shared_file()
             .is_some_and(|file| crate::segment::mapping::is_shareable(file, memory.len()));
@@ -112,13 +109,7 @@ impl Regions {
         };
         let entry = &mut table.slots[slot as usize];
         entry.generation += 1;
-        entry.entry = Some(RegionEntry {
-            memory,
-            access,
-            #[cfg(target_os = "linux")]
-            is_shareable,
-            closed: false,
-        });
+        entry.entry = Some(RegionEntry { memory, access, is_shareable, closed: false });
         let generation = entry.generation;
         for peer in table.peers.iter().filter(|peer| !peer.leaving) {
             peer.inbound.open(slot as usize, generation);
@@ -224,7 +215,6 @@ impl Regions {
             Some(entry) if key.generation == slot.generation && !entry.closed => Ok(RegionInfo {
                 memory: entry.memory.clone(),
                 access: entry.access,
-                #[cfg(target_os = "linux")]
                 is_shareable: entry.is_shareable,
             }),
             _ => Err(ErrorKind::Revoked),

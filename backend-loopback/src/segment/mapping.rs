@@ -1,19 +1,37 @@
 //! Files that processes share, and the checks of a file before it is mapped.
 //!
 //! An access to mapped memory raises `SIGBUS` if the file ends before it, or if the kernel finds no page for it.
-//! Therefore a file is mapped only if it lies in memory (tmpfs), is sealed against resizing, and has memory under
-//! each of its bytes. Huge pages of the kernel's pool (hugetlbfs) are refused: if one process takes the last page of
-//! the pool, an access of another process finds none.
+//! Therefore a file is mapped only if it lies in memory, nobody can resize it, and it has memory under each of its
+//! bytes.
+//!
+//! | | lies in memory | nobody can resize it | has memory |
+//! |---|---|---|---|
+//! | Linux | it is in tmpfs | it is sealed | it has all its blocks |
+//! | macOS | it is a POSIX shared memory object | the kernel refuses | the kernel finds a page, or ends processes |
+//! | portable path on Linux | it is in tmpfs | not checked: for tests only | it has all its blocks |
+//!
+//! Huge pages of Linux's pool (hugetlbfs) are refused: if one process takes the last page of the pool, an access of
+//! another process finds none.
 
-use std::os::fd::{AsFd, BorrowedFd};
+#[cfg(target_os = "linux")]
+mod linux;
+#[cfg(not(target_os = "linux"))]
+mod macos;
 
-use multirail_spi::{Error, ErrorKind, Mapping, Result, commit_file};
-use rustix::fs::{SealFlags, Stat};
+use std::os::fd::BorrowedFd;
 
-/// The kernel's `TMPFS_MAGIC` (linux/magic.h), which memfds and files of tmpfs have.
-const TMPFS: u64 = 0x0102_1994;
+use multirail_spi::{Error, ErrorKind, Mapping, Result};
 
-/// Maps a peer's `file`, which must hold exactly `len` bytes in memory and be sealed against resizing.
+#[cfg(target_os = "linux")]
+pub(crate) use linux::commit;
+#[cfg(target_os = "linux")]
+use linux::{has_fixed_size, has_memory, is_in_memory};
+#[cfg(not(target_os = "linux"))]
+pub(crate) use macos::commit;
+#[cfg(not(target_os = "linux"))]
+use macos::{has_fixed_size, has_memory, is_in_memory};
+
+/// Maps a peer's `file`, which must hold exactly `len` bytes in memory, and which nobody can resize.
 pub(crate) fn map(
     operation: &'static str,
     file: BorrowedFd<'_>,
@@ -32,10 +50,10 @@ pub(crate) fn map(
             "lies on a disk or in the kernel's pool of huge pages (hugetlbfs), not in tmpfs",
         ));
     }
-    if !is_sealed(file, len) {
+    if !has_fixed_size(file, len) {
         return Err(refused("has another size than the peer said, or is not sealed"));
     }
-    if !rustix::fs::fstat(file).is_ok_and(|stat| has_memory(&stat, len)) {
+    if !has_memory(file, len) {
         return Err(refused("has holes, and the system may have no memory for them"));
     }
     Mapping::of_file(file, len, writable).map_err(|e| {
@@ -45,46 +63,15 @@ pub(crate) fn map(
 
 /// Returns true if peers may map `file`, which must hold `len` bytes, after [`commit`] has put memory under them.
 pub(crate) fn is_shareable(file: BorrowedFd<'_>, len: usize) -> bool {
-    is_in_memory(file) && is_sealed(file, len)
+    is_in_memory(file) && has_fixed_size(file, len)
 }
 
-/// Puts memory under all `len` bytes of `file`, which this process owns, before a peer maps it.
-///
-/// # Errors
-/// As [`commit_file`].
-pub(crate) fn commit(operation: &'static str, file: BorrowedFd<'_>, len: usize) -> Result<()> {
-    // A file that is open for reading alone cannot be committed, but may have all its memory already.
-    if rustix::fs::fstat(file).is_ok_and(|stat| has_memory(&stat, len)) {
-        return Ok(());
-    }
-    commit_file(operation, file, len)
-}
-
-fn is_in_memory(file: BorrowedFd<'_>) -> bool {
-    rustix::fs::fstatfs(file).is_ok_and(|system| system.f_type as u64 == TMPFS)
-}
-
-/// Returns true if the file has blocks for `len` bytes. Blocks that are swapped out count. stat(2) counts in units of
-/// 512 bytes.
-fn has_memory(stat: &Stat, len: usize) -> bool {
-    u64::try_from(stat.st_blocks).is_ok_and(|blocks| blocks.saturating_mul(512) >= len as u64)
-}
-
-/// Returns true if `file` holds exactly `len` bytes and can never have another size.
-fn is_sealed(file: impl AsFd, len: usize) -> bool {
-    let sealed = rustix::fs::fcntl_get_seals(&file)
-        .is_ok_and(|seals| seals.contains(SealFlags::SHRINK | SealFlags::GROW));
-    sealed
-        && len > 0
-        && rustix::fs::fstat(&file).is_ok_and(|stat| u64::try_from(stat.st_size) == Ok(len as u64))
-}
-
-#[cfg(test)]
+#[cfg(all(test, target_os = "linux"))]
 mod tests {
-    use std::os::fd::OwnedFd;
+    use std::os::fd::{AsFd, OwnedFd};
 
     use multirail_spi::{HostBuffer, Memory};
-    use rustix::fs::{FallocateFlags, MemfdFlags};
+    use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 
     use super::*;
 

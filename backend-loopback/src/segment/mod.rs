@@ -6,7 +6,6 @@
 
 mod layout;
 pub(crate) mod lease_table;
-#[cfg(target_os = "linux")]
 pub(crate) mod mapping;
 pub(crate) mod message_ring;
 mod ring;
@@ -37,14 +36,12 @@ pub(crate) struct Segment<T = ConnectionLayout> {
     backing: Backing,
 }
 
-#[cfg_attr(not(target_os = "linux"), expect(dead_code, reason = "keeps the bytes mapped"))]
 enum Backing {
     /// Made here, for another process.
     Own(HostBuffer),
     /// Made here, for a peer in this process. `None` once the buffer was kept for reuse.
     Private(Option<HostBuffer>),
     /// The peer's file, mapped here.
-    #[cfg(target_os = "linux")]
     Mapped(#[expect(dead_code, reason = "keeps the bytes mapped")] multirail_spi::Mapping),
 }
 
@@ -69,14 +66,8 @@ impl<T: SegmentContent> Segment<T> {
         self.commit_first(Self::SIZE)
     }
 
-    #[cfg(target_os = "linux")]
     fn commit_first(&self, len: usize) -> Result<()> {
         self.file().map_or(Ok(()), |file| mapping::commit("connect", file, len))
-    }
-
-    #[cfg(not(target_os = "linux"))]
-    fn commit_first(&self, _: usize) -> Result<()> {
-        Ok(())
     }
 
     fn of(buffer: HostBuffer) -> Self {
@@ -84,14 +75,12 @@ impl<T: SegmentContent> Segment<T> {
     }
 
     /// Maps the peer's segment from its file.
-    #[cfg(target_os = "linux")]
     pub(crate) fn map(file: std::os::fd::BorrowedFd<'_>) -> Result<Self> {
         let mapping = mapping::map("connect", file, Self::SIZE, true)?;
         Ok(Self { content: checked(mapping.start().as_ptr(), Self::SIZE), backing: Backing::Mapped(mapping) })
     }
 
     /// The file that the server hands to the peer.
-    #[cfg(target_os = "linux")]
     pub(crate) fn file(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
         match &self.backing {
             Backing::Own(buffer) => buffer.shared_file(),

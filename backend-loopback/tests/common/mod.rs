@@ -11,6 +11,11 @@ use multirail_spi::{Access, Error, HostBuffer, Memory, VirtualClock, copy::CopyS
 pub const BOTH: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 pub const TIME_LIMIT: Duration = limit::HANG;
 
+/// Returns true if this run is over the portable path (MULTIRAIL_LOOPBACK_PORTABLE=1).
+pub fn is_portable() -> bool {
+    HostSharing::of_this_process().unwrap().is_portable()
+}
+
 pub struct TestNode {
     pub domain: Arc<dyn Domain>,
     pub endpoint: Box<dyn Endpoint>,

@@ -22,11 +22,13 @@ pub struct Start {
     pub refuse: i32,
     /// True for a child that is not dumpable.
     pub hidden: bool,
+    /// True for a child that uses the portable path.
+    pub portable: bool,
 }
 
 impl Default for Start {
     fn default() -> Self {
-        Self { user: 65534, staging: "0", refuse: 0, hidden: false }
+        Self { user: 65534, staging: "0", refuse: 0, hidden: false, portable: super::is_portable() }
     }
 }
 
@@ -42,7 +44,8 @@ impl Child {
         let mut command = Command::new("/proc/self/exe");
         command
             .args(["--ignored", "--exact", "sibling", "--nocapture"])
-            .env(super::sibling::STAGING, settings.staging);
+            .env(super::sibling::STAGING, settings.staging)
+            .env("MULTIRAIL_LOOPBACK_PORTABLE", if settings.portable { "1" } else { "0" });
         if rustix::process::geteuid().is_root() {
             // With these, the standard library also drops the supplementary groups.
             command.uid(settings.user).gid(settings.user);

@@ -1,6 +1,7 @@
 //! Two processes of an ordinary user, neither of which is the other's parent. This test starts both, and passes
 //! addresses on. The tests cover foreign memory through the kernel, every way in which the kernel refuses it, and
-//! staging. If the test runs as root, the two processes run as user 65534, else as the test's user.
+//! staging, and the portable path. If the test runs as root, the two processes run as user 65534, else as the test's
+//! user.
 #![cfg(target_os = "linux")]
 
 mod child;
@@ -54,15 +55,27 @@ fn exercise(a: &mut Child, b: &mut Child, path: &str) {
 
 const KERNEL: &str = "process_vm_writev and process_vm_readv";
 const STAGED: &str = "staged through shared memory";
+const NO_CALLS: &str = "the portable path makes no calls on memory of other processes";
+
+/// Returns true if this run is over the portable path (MULTIRAIL_LOOPBACK_PORTABLE=1).
+fn is_portable() -> bool {
+    multirail_spi::HostSharing::of_this_process().unwrap().is_portable()
+}
 
 #[test]
 fn siblings_reach_each_other_by_the_kernel() {
+    if is_portable() {
+        return println!("skipped: {NO_CALLS}");
+    }
     let (mut a, mut b) = pair(Start::default(), Start::default());
     exercise(&mut a, &mut b, KERNEL);
 }
 
 #[test]
 fn staging_is_not_used_if_the_kernel_permits() {
+    if is_portable() {
+        return println!("skipped: {NO_CALLS}");
+    }
     let start = || Start { staging: "1", ..Start::default() };
     let (mut a, mut b) = pair(start(), start());
     exercise(&mut a, &mut b, KERNEL);
@@ -77,6 +90,9 @@ fn refused_siblings_stage() {
 
 #[test]
 fn a_filter_is_named() {
+    if is_portable() {
+        return println!("skipped: {NO_CALLS}");
+    }
     for (refuse, errno) in [(libc::EPERM, "os error 1"), (libc::ENOSYS, "os error 38")] {
         let (mut a, mut b) = pair(Start { refuse, ..Start::default() }, Start::default());
         b.ask("own theirs");
@@ -94,6 +110,9 @@ fn a_filter_is_named() {
 
 #[test]
 fn a_peer_that_is_not_dumpable_is_named() {
+    if is_portable() {
+        return println!("skipped: {NO_CALLS}");
+    }
     let (mut a, mut b) = pair(Start::default(), Start { hidden: true, ..Start::default() });
     b.ask("own theirs");
     names(&a.refused("import theirs"), &["PR_SET_DUMPABLE"]);
@@ -104,6 +123,29 @@ fn names(refusal: &str, parts: &[&str]) {
     assert!(refusal.starts_with("Permission"), "{refusal}");
     for part in [parts, &["Fabric::alloc", "MULTIRAIL_LOOPBACK_STAGING=1"]].concat() {
         assert!(refusal.contains(part), "{part:?} is not in {refusal:?}");
+    }
+}
+
+#[test]
+fn the_portable_path_stages_memory_that_is_not_shared() {
+    let start = || Start { staging: "1", portable: true, ..Start::default() };
+    let (mut a, mut b) = pair(start(), start());
+    exercise(&mut a, &mut b, STAGED);
+    // Where staging is forbidden, the refusal says what to do.
+    let (mut a, mut b) = pair(Start { staging: "0", ..start() }, start());
+    b.ask("own theirs");
+    names(&a.refused("import theirs"), &["the portable path"]);
+}
+
+#[test]
+fn processes_on_different_paths_are_told() {
+    for portable in [true, false] {
+        let mut a = Child::start(Start { portable, ..Start::default() });
+        let mut b = Child::start(Start { portable: !portable, ..Start::default() });
+        let address = b.ask("listen");
+        b.send("accept");
+        let refusal = a.refused(&format!("connect {address}"));
+        assert!(refusal.contains("MULTIRAIL_LOOPBACK_PORTABLE=1"), "{refusal}");
     }
 }
 
@@ -133,6 +175,9 @@ fn other_users_are_refused() {
 
 #[test]
 fn yama_is_respected_and_named() {
+    if is_portable() {
+        return println!("skipped: {NO_CALLS}");
+    }
     let Ok(scope) = std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope") else {
         return println!("skipped: this kernel has no Yama");
     };

@@ -79,7 +79,7 @@ pub use memory::commit_file;
 pub use memory::{Access, Flush, Locality, Memory, MemoryKind};
 pub use memory::{HostBuffer, HostRange};
 #[cfg(unix)]
-pub use memory::{Mapping, page_size};
+pub use memory::{HostSharing, Mapping, page_size};
 pub use paths::Paths;
 pub use peer_slots::{ClosedSlots, SlotTable, claim_slot};
 pub use wakeup::{Signal, WakeupHandle, WakeupPipe};

@@ -31,7 +31,7 @@ impl WakeupPipe {
         let (receiver, sender) = UnixStream::pair().map_err(wrap)?;
         receiver.set_nonblocking(true).map_err(wrap)?;
         sender.set_nonblocking(true).map_err(wrap)?;
-        Ok(Self { receiver, handle: WakeupHandle(sender) })
+        Ok(Self { receiver, handle: OwnedFd::from(sender).into() })
     }
 
     /// The sending end.
@@ -72,15 +72,11 @@ impl WakeupHandle {
 
     /// Never blocks and raises no signal. The descriptor may come from another process, which can change the flags that
     /// both share, or hand over something that is no socket.
-    #[cfg(target_os = "linux")]
     fn wake_once(&self) -> std::io::Result<usize> {
-        let flags = rustix::net::SendFlags::DONTWAIT | rustix::net::SendFlags::NOSIGNAL;
+        let flags = rustix::net::SendFlags::DONTWAIT;
+        #[cfg(not(target_vendor = "apple"))]
+        let flags = flags | rustix::net::SendFlags::NOSIGNAL;
         Ok(rustix::net::send(&self.0, &[1], flags)?)
-    }
-
-    #[cfg(not(target_os = "linux"))]
-    fn wake_once(&self) -> std::io::Result<usize> {
-        std::io::Write::write(&mut &self.0, &[1])
     }
 
     /// A second handle of the same pipe.
@@ -101,6 +97,10 @@ impl AsFd for WakeupHandle {
 impl From<OwnedFd> for WakeupHandle {
     /// A handle that another process handed over.
     fn from(fd: OwnedFd) -> Self {
+        // Apple's sockets have this option in place of a flag of `send`. Where the descriptor is no socket, `send`
+        // fails without a signal.
+        #[cfg(target_vendor = "apple")]
+        let _ = rustix::net::sockopt::set_socket_nosigpipe(&fd, true);
         Self(fd.into())
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use benches::BenchResult;
 use benches::list_load::{ENTRY, STRIDE};
-use transport_core::{Access, Fabric, HostBuffer, Memory, Region};
+use transport_core::{Access, Fabric, HostBuffer, Region};
 
 use crate::ListsConfig;
 
@@ -83,6 +83,7 @@ fn private(fabric: &Fabric, bytes: usize) -> BenchResult<Region> {
     #[cfg(target_os = "linux")]
     {
         use rustix::mm::{Advice, madvise};
+        use transport_core::Memory;
         // Some kernels have no huge pages.
         // SAFETY: the range is that of the buffer, and this advice does not change its bytes.
         let _ = unsafe { madvise(memory.as_ptr().cast(), bytes, Advice::LinuxHugepage) };

@@ -1,11 +1,12 @@
 //! Host memory that processes of the same host can map.
 
-use crate::{Error, ErrorKind, Memory, Result};
+use crate::{Error, ErrorKind, HostSharing, Memory, Result};
 
 /// Page-aligned, zeroed host memory.
 ///
 /// On Linux, a buffer is a memfd of exactly its size, sealed against resizing, so that a peer process may map it
-/// without fear of `SIGBUS`. Elsewhere it is anonymous memory.
+/// without fear of `SIGBUS`. On macOS it is a POSIX shared memory object, which the kernel lets nobody resize
+/// ([`HostSharing`]).
 ///
 /// [`HostBuffer::new`] puts each whole 2 MiB of a buffer into a huge page, whatever the system's settings are, if the
 /// kernel can do it (from Linux 6.1 on).
@@ -19,7 +20,8 @@ impl HostBuffer {
     /// that no later access finds memory short.
     ///
     /// # Errors
-    /// `Exhausted` if there is not enough memory.
+    /// `Exhausted` if there is not enough memory. `InvalidRequest` if `len` is 0, or as
+    /// [`HostSharing::of_this_process`].
     pub fn new(len: usize) -> Result<Self> {
         // Linux would end the process that commits more. miri has no sysinfo(2).
         #[cfg(all(target_os = "linux", not(miri)))]
@@ -44,7 +46,8 @@ impl HostBuffer {
     /// As [`HostBuffer::new`], but the kernel commits each small page at its first access: for a large buffer of which
     /// little is used. If memory is short and `vm.overcommit_memory` is 2, that access raises `SIGBUS`.
     pub fn sparse(len: usize) -> Result<Self> {
-        Self::mapped(len, platform::Pages::shared)
+        let sharing = HostSharing::of_this_process()?;
+        Self::mapped(len, |len| platform::Pages::shared(len, sharing))
     }
 
     /// As [`HostBuffer::sparse`], without a file: other processes cannot map the buffer.
@@ -93,6 +96,7 @@ mod platform {
     use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
     use std::ptr::NonNull;
 
+    use crate::HostSharing;
     use crate::memory::mapping::Mapping;
 
     /// Mapped pages, with the file that other processes can map.
@@ -102,13 +106,9 @@ mod platform {
     }
 
     impl Pages {
-        pub fn shared(len: usize) -> std::io::Result<Self> {
-            let file = shareable(len)?;
-            let mapping = match &file {
-                Some(file) => Mapping::of_file(file.as_fd(), len, true)?,
-                None => Mapping::anonymous(len)?,
-            };
-            Ok(Self { mapping, file })
+        pub fn shared(len: usize, sharing: HostSharing) -> std::io::Result<Self> {
+            let file = sharing.create_file(len)?;
+            Ok(Self { mapping: Mapping::of_file(file.as_fd(), len, true)?, file: Some(file) })
         }
 
         pub fn private(len: usize) -> std::io::Result<Self> {
@@ -142,20 +142,6 @@ mod platform {
             self.file.as_ref().map(AsFd::as_fd)
         }
     }
-
-    #[cfg(target_os = "linux")]
-    fn shareable(len: usize) -> std::io::Result<Option<OwnedFd>> {
-        use rustix::fs::{MemfdFlags, SealFlags};
-        let file = rustix::fs::memfd_create("multirail", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-        rustix::fs::ftruncate(&file, len as u64)?;
-        rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-        Ok(Some(file))
-    }
-
-    #[cfg(not(target_os = "linux"))]
-    fn shareable(_: usize) -> std::io::Result<Option<OwnedFd>> {
-        Ok(None)
-    }
 }
 
 #[cfg(any(not(unix), miri))]
@@ -174,7 +160,7 @@ mod platform {
     unsafe impl Sync for Pages {}
 
     impl Pages {
-        pub fn shared(len: usize) -> std::io::Result<Self> {
+        pub fn shared(len: usize, _: crate::HostSharing) -> std::io::Result<Self> {
             Self::private(len)
         }
 

@@ -27,7 +27,7 @@ impl Mapping {
     /// Maps the first `len` bytes of `file`, shared with everyone who maps it.
     pub fn of_file(file: BorrowedFd<'_>, len: usize, writable: bool) -> io::Result<Self> {
         let protection = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
-        if len < HUGE {
+        if len < HUGE || cfg!(not(target_os = "linux")) {
             // SAFETY: a new mapping at an address of the kernel's choosing overlaps nothing.
             let start = unsafe { rustix::mm::mmap(null_mut(), len, protection, MapFlags::SHARED, file, 0)? };
             return Self::new(start.cast(), len);
@@ -114,7 +114,7 @@ impl Mapping {
         Ok(())
     }
 
-    /// Does nothing: only Linux is supported.
+    /// Does nothing: only Linux has such a call.
     #[cfg(not(target_os = "linux"))]
     pub fn make_huge(&self) -> io::Result<()> {
         Ok(())

@@ -5,6 +5,9 @@ mod host_range;
 #[cfg(unix)]
 #[cfg_attr(miri, allow(dead_code, reason = "miri has no mmap of files"))]
 pub(crate) mod mapping;
+#[cfg(unix)]
+#[cfg_attr(miri, allow(dead_code, reason = "miri has no shared files"))]
+mod sharing;
 
 #[cfg(unix)]
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -17,6 +20,8 @@ pub use host_range::HostRange;
 pub use mapping::commit_file;
 #[cfg(unix)]
 pub use mapping::{Mapping, page_size};
+#[cfg(unix)]
+pub use sharing::HostSharing;
 
 bitflags::bitflags! {
     /// What peers may do with a registered region. The owner itself may always use it: as the source of
@@ -88,8 +93,8 @@ pub unsafe trait Memory: Send + Sync {
         None
     }
 
-    /// A file that holds exactly these bytes, sealed against resizing. Other processes of this host map the file,
-    /// instead of copying through the kernel.
+    /// A file that holds exactly these bytes and cannot be resized: on Linux a sealed one, on macOS a POSIX shared
+    /// memory object. Other processes of this host map the file, instead of copying through the kernel.
     #[cfg(unix)]
     fn shared_file(&self) -> Option<BorrowedFd<'_>> {
         None

@@ -1,0 +1,43 @@
+//! What a shared file must be on Linux.
+
+use std::os::fd::BorrowedFd;
+
+use multirail_spi::{HostSharing, Result, commit_file};
+use rustix::fs::{SealFlags, Stat};
+
+/// The kernel's `TMPFS_MAGIC` (linux/magic.h), which memfds, POSIX shared memory and files of tmpfs have.
+const TMPFS: u64 = 0x0102_1994;
+
+/// Puts memory under all `len` bytes of `file`, which this process owns, before a peer maps it.
+///
+/// # Errors
+/// As [`commit_file`].
+pub(crate) fn commit(operation: &'static str, file: BorrowedFd<'_>, len: usize) -> Result<()> {
+    // A file that is open for reading alone cannot be committed, but may have all its memory already.
+    if has_memory(file, len) { Ok(()) } else { commit_file(operation, file, len) }
+}
+
+pub(super) fn is_in_memory(file: BorrowedFd<'_>) -> bool {
+    rustix::fs::fstatfs(file).is_ok_and(|system| system.f_type as u64 == TMPFS)
+}
+
+/// Returns true if `file` holds exactly `len` bytes and can never have another size. On the portable path, the second
+/// is not checked.
+pub(super) fn has_fixed_size(file: BorrowedFd<'_>, len: usize) -> bool {
+    let is_sealed = || {
+        rustix::fs::fcntl_get_seals(file)
+            .is_ok_and(|seals| seals.contains(SealFlags::SHRINK | SealFlags::GROW))
+    };
+    let is_fixed = HostSharing::of_this_process().is_ok_and(|sharing| sharing.is_portable() || is_sealed());
+    let has_len = |stat: Stat| u64::try_from(stat.st_size) == Ok(len as u64);
+    is_fixed && len > 0 && rustix::fs::fstat(file).is_ok_and(has_len)
+}
+
+/// Returns true if the file has blocks for `len` bytes. Blocks that are swapped out count. stat(2) counts in units of
+/// 512 bytes.
+pub(super) fn has_memory(file: BorrowedFd<'_>, len: usize) -> bool {
+    let has_blocks = |stat: Stat| {
+        u64::try_from(stat.st_blocks).is_ok_and(|blocks| blocks.saturating_mul(512) >= len as u64)
+    };
+    rustix::fs::fstat(file).is_ok_and(has_blocks)
+}
