@@ -140,6 +140,13 @@ unsafe fn post_messages(
     config: &PostConfig,
 ) -> (usize, isize) {
     let size = config.cq_data_size;
+    // With EFA's own protocols, a card acknowledges a message before the peer's provider has seen it. If the peer's card
+    // or endpoint is lost then, so is the message, unless its end waits for the peer's provider.
+    let delivered = match queues.device.info.uses_efa_protocols() {
+        true => u64::from(sys::FI_DELIVERY_COMPLETE),
+        false => 0,
+    };
+    let flags = flags(run, size) | delivered;
     post_each::<1>(contexts, run, (first, pieces), |piece, context, _| {
         let (start, lkey) = if piece.len == 0 { config.empty_source } else { (piece.local, run.lkey) };
         let iovec = sys::iovec { iov_base: start.cast(), iov_len: piece.len as usize };
@@ -153,7 +160,7 @@ unsafe fn post_messages(
             data: Tag { peer_tag: Some(destination.peer_tag), imm: run.imm }.to_data(size),
         };
         // SAFETY: by the caller; what `msg` points to is copied before this returns.
-        unsafe { sys::fi_sendmsg(queues.ep.as_ptr(), &raw const msg, flags(run, size)) }
+        unsafe { sys::fi_sendmsg(queues.ep.as_ptr(), &raw const msg, flags) }
     })
 }
 

@@ -160,12 +160,7 @@ impl LoopbackEndpoint {
     unsafe fn deliver_later(&mut self, model: &mut DeviceModel, request: &WorkRequest, now: Time) {
         let may_be_late = request.kind != WorkKind::Read && request.lkey & DEVICE_MEMORY == 0;
         let peer = self.peers.get(request.peer.0 as usize).and_then(Option::as_ref);
-<<<<<<< HEAD
         let outbound = peer.and_then(|peer| peer.outbound.as_ref()).filter(|_| may_be_late);
-        #[allow(irrefutable_let_patterns, reason = "one of two where processes connect")]
-=======
-        let outbound = peer.and_then(|peer| peer.outbound.as_ref()).filter(|_| is_write);
->>>>>>> h4b
         if let Some(outbound) = outbound
             && let PeerLocation::ThisProcess { inbound, .. } = &outbound.location
             && let Some(arrival) = model.late_arrival(request.peer, now)

@@ -61,7 +61,7 @@ impl Completion {
         Self { id, status: CompletionStatus::Flushed, opcode: ib::IBV_WC_RECV, queue, ..Self::NONE }
     }
 
-    fn of_arrival(arrival: &ArrivalRecord, card: usize, queue: u32) -> Self {
+    pub(crate) fn of_arrival(arrival: &ArrivalRecord, card: usize, queue: u32) -> Self {
         let is_write = matches!(arrival.kind, ReceivedKind::Write | ReceivedKind::Unsolicited);
         let has_imm = is_write || arrival.kind == ReceivedKind::MessageWithImm;
         Self {

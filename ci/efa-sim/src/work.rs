@@ -146,9 +146,13 @@ impl SimQueuePair {
         }
     }
 
-    /// Ends the receives of a dead card.
+    /// Ends the receives of a dead card, behind what has arrived before.
     fn flush_receives(&self) {
         let Some(queue) = self.queue().filter(|_| self.is_dead()) else { return };
+        let number = self.ex.qp_base.qp_num;
+        while let Some(arrival) = queue.pop_arrival() {
+            self.recv_queue().push(Completion::of_arrival(&arrival, self.card, number));
+        }
         let next = || queue.deliver(|receive| (receive.is_some(), None, receive)).flatten();
         while let Some(receive) = next() {
             let completion = Completion::flushed_receive(receive.id, self.ex.qp_base.qp_num);
