@@ -541,11 +541,7 @@ impl Endpoint for EfaEndpoint {
         is_cancelled
     }
 
-    fn take_unclaimed(
-        &mut self,
-        peer: Option<PeerSlot>,
-        take: &mut dyn FnMut(PeerSlot, &[u8], Option<u32>),
-    ) {
+    fn take_unclaimed(&mut self, peer: Option<PeerSlot>, take: &mut dyn FnMut(PeerSlot, &[u8], Option<u32>)) {
         if let Some(internal_receives) = &mut self.internal_receives {
             internal_receives.take_unclaimed(peer, take);
         }

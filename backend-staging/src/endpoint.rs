@@ -172,11 +172,7 @@ impl Endpoint for StagedEndpoint {
         self.inner.cancel_recv(id)
     }
 
-    fn take_unclaimed(
-        &mut self,
-        peer: Option<PeerSlot>,
-        take: &mut dyn FnMut(PeerSlot, &[u8], Option<u32>),
-    ) {
+    fn take_unclaimed(&mut self, peer: Option<PeerSlot>, take: &mut dyn FnMut(PeerSlot, &[u8], Option<u32>)) {
         self.inner.take_unclaimed(peer, take);
     }
 

@@ -650,11 +650,7 @@ impl Endpoint for VerbsEndpoint {
         true
     }
 
-    fn take_unclaimed(
-        &mut self,
-        peer: Option<PeerSlot>,
-        take: &mut dyn FnMut(PeerSlot, &[u8], Option<u32>),
-    ) {
+    fn take_unclaimed(&mut self, peer: Option<PeerSlot>, take: &mut dyn FnMut(PeerSlot, &[u8], Option<u32>)) {
         self.receives.take_unclaimed(&self.shared.card, peer, take);
     }
 

@@ -71,9 +71,9 @@ impl Inbox {
     fn take(&mut self, fabric: &Fabric) -> Vec<usize> {
         let number = |bytes: &[u8]| usize::from_le_bytes(bytes.try_into().unwrap());
         match self {
-            Self::Pool(pool) => {
-                std::iter::from_fn(|| pool.try_next()).map(|message| number(&message.unwrap().to_vec())).collect()
-            }
+            Self::Pool(pool) => std::iter::from_fn(|| pool.try_next())
+                .map(|message| number(&message.unwrap().to_vec()))
+                .collect(),
             Self::Receives { region, posted, most } => {
                 let mut arrived = Vec::new();
                 posted.retain_mut(|(at, op)| {

@@ -983,7 +983,14 @@ impl Engine {
         };
         let error = Error::new(error.kind(), error.operation(), format!("{}, and {why}", error.context()));
         for pieces in pieces.chunk_by(|one, next| one.op == next.op) {
-            self.settle_lost(rail, pieces, result.is_ok(), (&mut lost_imms, are_alike), &mut lost_messages, &error);
+            self.settle_lost(
+                rail,
+                pieces,
+                result.is_ok(),
+                (&mut lost_imms, are_alike),
+                &mut lost_messages,
+                &error,
+            );
         }
         self.begin_comeback(rail, link);
     }

@@ -45,10 +45,9 @@ impl Snapshot {
         let describer = Describer::new(engine);
         let active = engine.active.iter().flatten().map(|active| describer.active(active));
         let revocations = engine.revocations.iter().filter_map(|revocation| describer.revocation(revocation));
-        let receives = engine
-            .receives
-            .operations()
-            .map(|(op, len, rail, posted, submitted_at)| describer.receive(op, len, (rail, posted), submitted_at));
+        let receives = engine.receives.operations().map(|(op, len, rail, posted, submitted_at)| {
+            describer.receive(op, len, (rail, posted), submitted_at)
+        });
         let mut operations: Vec<_> = active.chain(revocations).chain(receives).collect();
         operations.sort_by_key(|operation| operation.id.index);
         let rails = engine.rails.iter().zip(&describer.outstanding);

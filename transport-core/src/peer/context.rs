@@ -11,11 +11,11 @@ use crate::engine::flow_control::WireGrant;
 use crate::engine::index::{GroupIndex, TransportIndex};
 use crate::engine::memory::RemoteInner;
 use crate::engine::peer::{FenceRequest, PeerEvents, PeerIdentity, PeerProbe};
-use multirail_spi::PeerSlot;
 use crate::engine::waker_set::WakerSet;
 use crate::fabric::FabricInner;
 use crate::notifications::SendSequence;
 use crate::{Clock, Error, PathPolicy};
+use multirail_spi::PeerSlot;
 
 /// The state of a peer that the engines do not know.
 pub(crate) struct PeerContext {

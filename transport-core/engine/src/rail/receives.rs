@@ -217,14 +217,7 @@ impl Receives {
     }
 
     /// Fails a receive that was posted on `rail`; or posts it on another rail, if the engine has taken it back for that.
-    pub fn failed(
-        &mut self,
-        id: u64,
-        rail: usize,
-        error: Error,
-        rails: &mut [Rail],
-        handle: &EngineHandle,
-    ) {
+    pub fn failed(&mut self, id: u64, rail: usize, error: Error, rails: &mut [Rail], handle: &EngineHandle) {
         // `Event::DeviceLost` is about all receives of a lost device.
         let is_lost = error.kind() == ErrorKind::DeviceLost && rails[rail].endpoint.is_lost();
         if is_lost || !self.note_ended(id, rail) {
@@ -249,7 +242,8 @@ impl Receives {
 
     /// Notes that an endpoint holds a receive no more. Returns false if it was not posted on that rail.
     fn note_ended(&mut self, id: u64, rail: usize) -> bool {
-        let Some(receive) = self.receives.get_mut(&id).filter(|receive| receive.posted_on == Some(rail)) else {
+        let Some(receive) = self.receives.get_mut(&id).filter(|receive| receive.posted_on == Some(rail))
+        else {
             return false;
         };
         receive.posted_on = None;
@@ -370,7 +364,8 @@ impl Receives {
             };
             let missing: u64 = self.used.iter().map(|other| self.rails[*other].missing()).sum();
             let count = if spare == usize::MAX { spare } else { spare.min(missing as usize) };
-            let ids = self.receives.iter().filter(|(_, receive)| is_movable(receive, rail)).map(|(id, _)| *id);
+            let ids =
+                self.receives.iter().filter(|(_, receive)| is_movable(receive, rail)).map(|(id, _)| *id);
             let mut ids: Vec<_> = ids.collect();
             // The oldest receives stay first.
             ids.sort_unstable();

@@ -112,7 +112,11 @@ fn who_asks_twice_for_a_fence_is_ended() {
 #[test]
 fn who_answers_a_fence_that_was_none_is_ended() {
     let (mut raw, _fabric, peer) = raw();
-    raw.send(&Frame::Fenced { id: 0, report: Some(FenceReport { imms: 1, messages: 0 }), reason: String::new() });
+    raw.send(&Frame::Fenced {
+        id: 0,
+        report: Some(FenceReport { imms: 1, messages: 0 }),
+        reason: String::new(),
+    });
     assert_eq!(wait(peer.closed()).kind(), ErrorKind::Protocol);
 }
 

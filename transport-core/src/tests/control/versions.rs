@@ -61,7 +61,14 @@ pub(super) fn recorded() -> Vec<(&'static str, Frame)> {
         ("fence_path", Frame::Fence { id: 9, transport: "efa".into(), pair: 300, kind: FenceKind::PathLost }),
         ("messages_posted", Frame::MessagesPosted { transport: "efa".into(), pair: 300, count: 9 }),
         ("lift", Frame::Fence { id: 9, transport: "efa".into(), pair: 300, kind: FenceKind::Lift }),
-        ("fenced", Frame::Fenced { id: 9, report: Some(FenceReport { imms: 300, messages: 7 }), reason: String::new() }),
+        (
+            "fenced",
+            Frame::Fenced {
+                id: 9,
+                report: Some(FenceReport { imms: 300, messages: 7 }),
+                reason: String::new(),
+            },
+        ),
         ("fenced_not", Frame::Fenced { id: u64::MAX, report: None, reason: "in words".into() }),
     ]
 }
