@@ -181,6 +181,8 @@ impl EfaEndpoint {
         }
         if !is_closed {
             // Calls on the current endpoint would wait for the lock that the reaper's call holds.
+            // They are posted on another device.
+            let status = Status { kind: ErrorKind::DeviceLost, ..status };
             for receive in receives {
                 self.events.push_back(Event::ReceiveFailed { id: receive.id, status });
             }

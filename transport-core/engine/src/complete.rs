@@ -11,7 +11,7 @@ use super::peer::{
     ArrivalKind, BrokenPath, Comeback, FenceKind, FenceRequest, GOOD_PROBES, LinkState, LostArrivals,
     MAX_REFUSED_PROBES, PathProbe, PathProbes, PeerProbe, SlotLink, UnconfirmedFailure,
 };
-use super::rail::{FIRST_MESSAGE_RAIL, FULL_SPEED, MAX_RUN, PostedPiece, speeds};
+use super::rail::{FULL_SPEED, MAX_RUN, PostedPiece, speeds};
 use super::snapshot::RecentFailures;
 use super::trace::{TraceEvent, peer_number};
 use super::{DrainReply, Engine, Rail, Work};
@@ -208,6 +208,10 @@ impl Engine {
                 self.hash_event(HashedEvent::ReceiveFailed, id);
                 let text = self.rails[rail].endpoint.describe(status);
                 let error = Error::new(status.kind, "recv", text);
+                if !matches!(status.kind, ErrorKind::Cancelled | ErrorKind::DeviceLost) {
+                    // Perhaps a message that was too long: its sender may take it for arrived.
+                    self.slot_links[rail].iter_mut().flatten().for_each(|slot| slot.is_uncounted = true);
+                }
                 self.receives.failed(id, rail, error, &mut self.rails, &self.handle);
             }
             Event::PeerGone { peer } => self.on_peer_gone(rail, peer),
@@ -428,25 +432,30 @@ impl Engine {
             let broken = state.broken_paths().iter().find(|path| path.rail == *rail);
             broken.map_or(state.send_slots[*rail].is_some(), |path| !is_for_good(path))
         };
-        let rails = 0..self.rails.len();
-        let next = rails.clone().find(reaches).unwrap_or(FIRST_MESSAGE_RAIL);
-        let is_receiving = reaches(&state.receive_rail);
-        if next == state.message_rail && is_receiving {
-            return;
-        }
+        let mut rails = 0..self.rails.len();
+        let Some(next) = rails.find(reaches) else { return };
+        // Once the peer has announced messages, it alone says over which rail they come.
+        let is_receiving = match state.has_announced {
+            true => self.rails[state.receive_rail].lost.is_none(),
+            false => reaches(&state.receive_rail),
+        };
+        let has_changed = next != state.message_rail;
         let peer = state.peer.id.number();
         let Some(Some(state)) = self.links.get_mut(link as usize) else { return };
         state.message_rail = next;
         if !is_receiving {
             // The peer decides in the same way, and says so if it does not.
             state.receive_rail = next;
+            self.place_receives();
+        }
+        if !has_changed {
+            return;
         }
         for active in self.active.iter_mut().flatten().filter(|active| active.link == link) {
             active.message_rail = next;
         }
         let (transport, device) = (&self.handle.label, &self.handle.devices[next]);
         tracing::info!(%transport, %device, peer, "messages go over another device from now on");
-        self.place_receives();
     }
 
     /// The peer of a link has posted so many messages to a slot.
@@ -456,7 +465,10 @@ impl Engine {
             return;
         };
         slot_link.announced = count;
-        state.receive_rail = rail;
+        (state.receive_rail, state.has_announced) = (rail, true);
+        if !std::mem::replace(&mut state.announces, true) {
+            state.announce_messages(self.handle.group, state.message_rail);
+        }
         self.place_receives();
     }
 
@@ -466,6 +478,8 @@ impl Engine {
         let works = |rail: usize| self.rails[rail].lost.is_none();
         let live = self.links.iter().flatten().filter(|state| !state.has_failed);
         let mut used: Vec<_> = live.map(|state| state.receive_rail).filter(|rail| works(*rail)).collect();
+        let awaits = |rail: &usize| self.slot_links[*rail].iter().flatten().any(|slot| slot.awaited() > 0);
+        used.extend((0..self.rails.len()).filter(|rail| works(*rail)).filter(awaits));
         used.sort_unstable();
         used.dedup();
         if used.is_empty() {
@@ -474,17 +488,28 @@ impl Engine {
         if used.is_empty() {
             return;
         }
-        let announced = |slot: &SlotLink| slot.announced.saturating_sub(slot.messages);
+        if used.len() > 1 {
+            // A receive goes where a message waits for it, so each peer has to say where that is. An announcement asks
+            // for the peer's.
+            for state in self.links.iter_mut().flatten().filter(|state| !state.has_failed) {
+                state.announces = true;
+                if !std::mem::replace(&mut state.asked_to_announce, true) {
+                    state.announce_messages(self.handle.group, state.message_rail);
+                }
+            }
+        }
         let used = used.into_iter().map(|rail| {
-            // A peer may say any number.
             let slots = self.slot_links[rail].iter().flatten();
-            (rail, slots.map(announced).fold(0, u64::saturating_add))
+            (rail, slots.map(|slot| slot.awaited()).fold(0, u64::saturating_add))
         });
         self.receives.set_used(used.collect(), &mut self.rails, &self.handle);
     }
 
     /// Takes the messages that wait for a receive of a rail: of one slot, or all.
     fn take_unclaimed(&mut self, rail: usize, slot: Option<PeerSlot>) {
+        // In an engine for notifications, a message counts for the grant when its buffer is free again.
+        let counts = !self.handle.for_notifications;
+        let mut due = Vec::new();
         let Self { rails, slot_links, links, receives, .. } = self;
         rails[rail].endpoint.take_unclaimed(slot, &mut |slot, bytes, imm| {
             let slot_link = slot_links[rail].get_mut(slot.0 as usize).and_then(Option::as_mut);
@@ -492,11 +517,14 @@ impl Engine {
                 && let Some(Some(state)) = links.get_mut(slot_link.link as usize)
             {
                 slot_link.messages += 1;
-                // The next grant counts it.
-                state.arrivals[ArrivalKind::Message as usize] += 1;
+                if counts && state.count_arrival(ArrivalKind::Message) {
+                    due.push(slot_link.link);
+                }
                 receives.keep(state.peer.id, bytes, imm);
             }
         });
+        due.dedup();
+        due.into_iter().for_each(|link| self.renew_grant(link));
     }
 
     // ---- paths that fail, and that come back ----
@@ -1144,7 +1172,12 @@ impl Engine {
                 self.take_unclaimed(fence.rail, Some(fence.slot));
                 self.receives.claim(&mut self.rails, &self.handle);
             }
-            let slot = self.slot_links[fence.rail].get(fence.slot.0 as usize).copied().flatten();
+            let slot = self.slot_links[fence.rail].get_mut(fence.slot.0 as usize).and_then(Option::as_mut);
+            let slot = slot.map(|slot| {
+                // The peer posts the others elsewhere.
+                slot.announced = slot.messages;
+                *slot
+            });
             let Some(slot) = slot.filter(|slot| slot.link == fence.link) else { continue };
             (fence.reply)(result.map(|()| slot.report()));
         }

@@ -628,9 +628,9 @@ impl Engine {
                 if active.is_counted
                     && (active.counted_imm().is_some() || active.work.kind == WorkKind::Send)
                     && let Some(Some(link)) = self.links.get_mut(active.link as usize)
-                    && let Some(messages) = link.count_sent(active.work.kind, rail, taken)
+                    && link.count_sent(active.work.kind, rail, taken)
                 {
-                    link.announce_messages(self.handle.group, rail, messages);
+                    link.announce_messages(self.handle.group, rail);
                 }
             }
             if taken == run.count || active.error.is_some() {

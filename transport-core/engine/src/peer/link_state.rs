@@ -43,6 +43,15 @@ pub(crate) struct LinkState {
     sent_imms: Vec<Option<u64>>,
     /// Per rail: the messages that were posted over `send_slots`, in the same way.
     sent_messages: Vec<Option<u64>>,
+    /// Per rail: the messages that were posted over `send_slots`, as the peer is told.
+    posted_messages: Vec<u64>,
+    /// Whether the peer is told of each message: the two sides may not agree on the rail, or other peers of the receiver
+    /// use another one.
+    pub announces: bool,
+    /// Whether the peer was asked to announce its messages.
+    pub asked_to_announce: bool,
+    /// Whether the peer has announced messages, so that `receive_rail` is what the peer says.
+    pub has_announced: bool,
     /// The rail over which messages to the peer go. It changes when its path is broken for good.
     pub message_rail: usize,
     /// The rail on which the peer's messages arrive.
@@ -77,6 +86,8 @@ pub(crate) struct SlotLink {
     pub messages: u64,
     /// The messages that the peer has posted there, as far as it has said so.
     pub announced: u64,
+    /// Whether a message may have been consumed without being counted: its receive has failed.
+    pub is_uncounted: bool,
     /// The fences that the peer has asked for, without a pause of [`CALM`] between them.
     fences: u32,
     last_fence: Time,
@@ -91,14 +102,32 @@ const LONGEST_FENCE_WAIT: Duration = Duration::from_secs(10);
 /// After so long without a fence, fences are free again.
 const CALM: Duration = Duration::from_secs(60);
 
+/// The most messages of one slot for which receives move to its rail.
+const MAX_AWAITED: u64 = 1024;
+
 impl SlotLink {
     pub fn new(link: u32) -> Self {
-        Self { link, imms: 0, messages: 0, announced: 0, fences: 0, last_fence: Time::ZERO }
+        Self {
+            link,
+            imms: 0,
+            messages: 0,
+            announced: 0,
+            is_uncounted: false,
+            fences: 0,
+            last_fence: Time::ZERO,
+        }
     }
 
-    /// What has arrived, for a peer that has asked for a fence.
+    /// What has arrived, for a peer that has asked for a fence. If messages may have been consumed without being counted,
+    /// the number is more than the peer can have sent, so that the peer sends none again.
     pub fn report(self) -> FenceReport {
-        FenceReport { imms: self.imms, messages: self.messages }
+        let messages = if self.is_uncounted { u64::MAX } else { self.messages };
+        FenceReport { imms: self.imms, messages }
+    }
+
+    /// The messages that the peer has announced, and that have not arrived. A peer may announce any number.
+    pub fn awaited(self) -> u64 {
+        self.announced.saturating_sub(self.messages).min(MAX_AWAITED)
     }
 
     /// Notes that the peer asks for a fence. Returns how long this side lets it wait.
@@ -140,6 +169,10 @@ impl LinkState {
             last_success: Time::ZERO,
             sent_imms: vec![Some(0); rails],
             sent_messages: vec![Some(0); rails],
+            posted_messages: vec![0; rails],
+            announces: false,
+            asked_to_announce: false,
+            has_announced: false,
             message_rail: FIRST_MESSAGE_RAIL,
             receive_rail: FIRST_MESSAGE_RAIL,
             send_slots,
@@ -161,20 +194,25 @@ impl LinkState {
     }
 
     /// Counts posted requests of an operation of this kind that the peer counts when they arrive: imms or messages.
-    /// Returns the number of messages if messages to the peer have changed their rail.
-    pub fn count_sent(&mut self, kind: WorkKind, rail: usize, more: u32) -> Option<u64> {
+    /// Returns true if the peer is to be told.
+    pub fn count_sent(&mut self, kind: WorkKind, rail: usize, more: u32) -> bool {
         let is_message = kind == WorkKind::Send;
         let counts = if is_message { &mut self.sent_messages } else { &mut self.sent_imms };
         if let Some(sent) = &mut counts[rail] {
             // The peer's report may be any number.
             *sent = sent.wrapping_add(more.into());
         }
-        counts[rail].filter(|_| is_message && self.message_rail != FIRST_MESSAGE_RAIL)
+        if !is_message {
+            return false;
+        }
+        self.posted_messages[rail] = self.posted_messages[rail].wrapping_add(more.into());
+        self.announces
     }
 
     /// Tells the peer how many messages were posted over a rail, so that it posts receives there.
     #[cold]
-    pub fn announce_messages(&self, group: GroupIndex, rail: usize, messages: u64) {
+    pub fn announce_messages(&self, group: GroupIndex, rail: usize) {
+        let messages = self.posted_messages[rail];
         if let Some(slot) = self.send_slots[rail] {
             self.peer.context.messages_posted(group, rail, slot, messages);
         }
@@ -201,6 +239,8 @@ impl LinkState {
     /// was sent there before.
     pub fn break_path(&mut self, group: GroupIndex, rail: usize, error: &Error) -> Option<PeerSlot> {
         let slot = self.send_slots[rail].take()?;
+        // From now on the two sides may disagree on the rail for messages.
+        self.announces = true;
         self.receive_slots.push((rail, slot));
         self.on_trial_until[rail] = None;
         if let Some(pair) = &self.peer.links[group].rails[rail] {
@@ -264,6 +304,7 @@ impl LinkState {
     /// settled.
     pub fn set_sent(&mut self, rail: usize, report: FenceReport) {
         (self.sent_imms[rail], self.sent_messages[rail]) = (Some(report.imms), Some(report.messages));
+        self.posted_messages[rail] = report.messages;
     }
 
     /// The slots of a rail that have only ever received, because the peer has more rails than this side.

@@ -46,8 +46,8 @@ struct Receive {
 enum TakenBack {
     /// To end it.
     ToEnd,
-    /// To post it on another rail.
-    ToMove,
+    /// To post it on another rail. `returns`: its end follows.
+    ToMove { returns: bool },
 }
 
 /// A message without a receive. The next receive takes the oldest of them.
@@ -212,7 +212,7 @@ impl Receives {
         let announced = &mut self.rails[rail].announced;
         *announced = announced.saturating_sub(1);
         // The endpoint has room for the next receive now.
-        self.post(rails, handle);
+        self.claim(rails, handle);
         self.end(id, Ok(Outcome { bytes: len, peer, imm, ..Outcome::default() }), handle);
     }
 
@@ -224,19 +224,20 @@ impl Receives {
             return;
         }
         let receive = self.receives.get_mut(&id);
-        let moved =
-            receive.filter(|receive| receive.taken_back == Some(TakenBack::ToMove) && self.closed.is_none());
+        let moved = receive.filter(|receive| {
+            matches!(receive.taken_back, Some(TakenBack::ToMove { .. })) && self.closed.is_none()
+        });
         if let Some(moved) = moved.filter(|_| error.kind() == ErrorKind::Cancelled) {
             moved.taken_back = None;
             self.put_back([id]);
-            return self.post(rails, handle);
+            return self.claim(rails, handle);
         }
         // The endpoint reports `Cancelled` for every receive that the engine took back. The user's error says why the
         // engine did so: the fabric was closed, or the region was revoked.
         let is_cancelled = error.kind() == ErrorKind::Cancelled;
         let error = if is_cancelled { self.why_taken_back(id) } else { error };
         // The endpoint has room for the next receive now.
-        self.post(rails, handle);
+        self.claim(rails, handle);
         self.end(id, Err(error), handle);
     }
 
@@ -324,7 +325,15 @@ impl Receives {
     /// that cannot cancel receives keeps them, and the next receives take the messages.
     pub fn claim(&mut self, rails: &mut [Rail], handle: &EngineHandle) {
         self.post(rails, handle);
-        let returning = self.receives.values().filter(|receive| receive.taken_back.is_some()).count();
+        if !self.unclaimed.is_empty() {
+            self.take_back_for_unclaimed(rails);
+        }
+    }
+
+    #[cold]
+    fn take_back_for_unclaimed(&mut self, rails: &mut [Rail]) {
+        let returns = |receive: &&Receive| receive.taken_back == Some(TakenBack::ToMove { returns: true });
+        let returning = self.receives.values().filter(returns).count();
         let count = self.unclaimed.len().saturating_sub(returning);
         let posted = self.receives.iter().filter(|(_, receive)| receive.taken_back.is_none());
         let mut posted: Vec<_> = posted.filter_map(|(id, receive)| Some((*id, receive.posted_on?))).collect();
@@ -337,8 +346,8 @@ impl Receives {
     fn take_back_to_move(&mut self, posted: Vec<(u64, usize)>, rails: &mut [Rail]) {
         for (id, rail) in posted {
             if let Some(receive) = self.receives.get_mut(&id) {
-                receive.taken_back = Some(TakenBack::ToMove);
-                rails[rail].endpoint.cancel_recv(id);
+                let returns = rails[rail].endpoint.cancel_recv(id);
+                receive.taken_back = Some(TakenBack::ToMove { returns });
             }
         }
     }
@@ -362,8 +371,12 @@ impl Receives {
                 true if self.used.len() == 1 => 0,
                 true => self.rails[rail].posted.saturating_sub(self.rails[rail].announced as usize),
             };
-            let missing: u64 = self.used.iter().map(|other| self.rails[*other].missing()).sum();
+            let missing = self.used.iter().map(|other| self.rails[*other].missing());
+            let missing = missing.fold(0, u64::saturating_add);
             let count = if spare == usize::MAX { spare } else { spare.min(missing as usize) };
+            if count == 0 {
+                continue;
+            }
             let ids =
                 self.receives.iter().filter(|(_, receive)| is_movable(receive, rail)).map(|(id, _)| *id);
             let mut ids: Vec<_> = ids.collect();
