@@ -14,7 +14,7 @@ use crate::endpoint::StagedEndpoint;
 use crate::gpu_memory::RegisteredGpuMemory;
 use crate::offer::{StagingOffer, append, split};
 use crate::region::StagedRegions;
-use crate::staging_buffer::{SLOT_COUNT, SLOT_LEN, StagingBuffer};
+use crate::staging_buffer::{SLOT_BYTES, SLOT_COUNT, StagingBuffer};
 
 /// The time that staging adds to a round trip: two GPU copies (15 µs each, H200), a slot request and a response over
 /// the network, and a poll by each of two workers. An estimate that is too high only makes send queues longer.
@@ -66,7 +66,7 @@ impl StagedDomain {
         };
         capabilities.max_direct = 0;
         // A message from staged memory has to fit one slot.
-        capabilities.max_message = capabilities.max_message.min(SLOT_LEN as u64);
+        capabilities.max_message = capabilities.max_message.min(SLOT_BYTES as u64);
         capabilities.max_inline = 0;
         // A staged request is copied by the target, which no fence of the device keeps from it.
         capabilities.fences = false;

@@ -89,7 +89,7 @@ impl Endpoint for StagedEndpoint {
                 break;
             }
         }
-        self.advance();
+        self.advance(true);
         PostResult { accepted, error }
     }
 
@@ -129,7 +129,7 @@ impl Endpoint for StagedEndpoint {
                 break;
             }
         }
-        self.advance();
+        self.advance(false);
         while into.spare() > 0
             && let Some(event) = self.events.pop_front()
         {
@@ -236,8 +236,9 @@ impl StagedEndpoint {
         Some(act(&mut peer.initiator, &mut peer.target, &mut context))
     }
 
-    /// Advances all copies, targets and initiators, and posts their internal work requests.
-    fn advance(&mut self) {
+    /// Advances all copies, targets and initiators, and posts their internal work requests. If `more_may_follow`, pages
+    /// wait for others that fill their slot.
+    fn advance(&mut self, more_may_follow: bool) {
         self.advance_copies();
         if self.is_lost {
             return;
@@ -247,7 +248,7 @@ impl StagedEndpoint {
                 if context.events.len() < MAX_QUEUED_EVENTS {
                     target.advance(context);
                 }
-                initiator.advance(context);
+                initiator.advance(more_may_follow, context);
             });
             self.post_outbox(index);
         }
@@ -260,11 +261,15 @@ impl StagedEndpoint {
             self.made_progress = true;
             match tag {
                 CopyTag::Receive { id } => self.events.extend(self.receives.on_copied(id, result)),
-                CopyTag::Initiator { peer, slot } => {
-                    self.with_peer(peer, |initiator, _, context| initiator.on_copied(slot, result, context));
+                CopyTag::Initiator { peer, slot, page } => {
+                    self.with_peer(peer, |initiator, _, context| {
+                        initiator.on_copied((slot, page), result, context);
+                    });
                 }
-                CopyTag::Target { peer, slot } => {
-                    self.with_peer(peer, |_, target, context| target.on_copied(slot, result, context));
+                CopyTag::Target { peer, slot, page } => {
+                    self.with_peer(peer, |_, target, context| {
+                        target.on_copied((slot, page), result, context);
+                    });
                 }
             }
         }

@@ -45,6 +45,7 @@ mod gpu_memory;
 #[allow(unsafe_code, reason = "starts copies from and to regions")]
 mod initiator;
 mod offer;
+mod page_table;
 #[allow(unsafe_code, reason = "registers memory for messages, and copies from it")]
 mod receives;
 #[allow(unsafe_code, reason = "sends an address to another thread")]

@@ -23,7 +23,7 @@ struct Appendix {
     slot_len: u32,
 }
 
-const VERSION: u8 = 2;
+const VERSION: u8 = 3;
 /// The last bytes of an offer with an appendix. The two bytes before them are the length of the appendix.
 const MARK: [u8; 8] = *b"mrstaged";
 

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 
 use multirail_spi::staging::SlotRequest;
@@ -68,12 +68,23 @@ impl StagedRegions {
         all.get(&(lkey & !RemoteKey::STAGED)).filter(|_| lkey & RemoteKey::STAGED != 0).cloned()
     }
 
-    /// Begins the access that a peer requests, if the region allows it.
+    /// Locks the regions, to check the pages of a slot.
+    pub(crate) fn lookup(&self) -> RegionLookup<'_> {
+        RegionLookup(self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// The locked regions of a domain.
+pub(crate) struct RegionLookup<'a>(MutexGuard<'a, HashMap<u64, Arc<StagedRegion>>>);
+
+impl RegionLookup<'_> {
+    /// Begins the access that a peer requests, if the region allows it. The offset has the bit [`RemoteKey::STAGED`].
     pub(crate) fn begin_access(&self, request: &SlotRequest) -> Result<PeerAccess, ErrorKind> {
-        let region = {
-            let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-            Arc::clone(all.get(&request.key).ok_or(ErrorKind::RemoteAccess)?)
-        };
+        if request.offset & RemoteKey::STAGED == 0 {
+            return Err(ErrorKind::RemoteAccess);
+        }
+        let request = SlotRequest { offset: request.offset & !RemoteKey::STAGED, ..*request };
+        let region = Arc::clone(self.0.get(&request.key).ok_or(ErrorKind::RemoteAccess)?);
         if !request.is_allowed(region.access, region.memory.len() as u64) {
             return Err(ErrorKind::RemoteAccess);
         }
@@ -163,14 +174,18 @@ mod tests {
         let key = staged.key();
         assert!(key.is_staged() && regions.by_lkey(staged.lkey()).is_some());
         assert!(regions.by_lkey(key.key).is_none(), "a peer's key is not an lkey");
-        let begin =
-            |kind, offset, len| regions.begin_access(&SlotRequest { kind, key: key.key, offset, len });
+        let begin = |kind, offset: u64, len| {
+            let offset = offset | RemoteKey::STAGED;
+            regions.lookup().begin_access(&SlotRequest { kind, key: key.key, offset, len })
+        };
         let access = |kind, offset, len| begin(kind, offset, len).map(|_| ());
         assert_eq!(access(Write, 4000, 96), Ok(()));
         for (kind, offset, len) in [(Write, 4000, 97), (Write, u64::MAX, 2), (Read, 0, 1)] {
             assert_eq!(access(kind, offset, len), Err(ErrorKind::RemoteAccess));
         }
         let under_way = begin(Write, 0, 1).unwrap_or_else(|why| panic!("{why:?}"));
+        let unstaged = SlotRequest { kind: Write, key: key.key, offset: 0, len: 1 };
+        assert_eq!(regions.lookup().begin_access(&unstaged).err(), Some(ErrorKind::RemoteAccess));
         assert!(staged.revoke().is_pending());
         assert_eq!(access(Write, 0, 1), Err(ErrorKind::Revoked));
         drop(under_way);
