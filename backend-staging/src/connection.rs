@@ -9,6 +9,7 @@ use multirail_spi::{Event, PeerSlot, RemoteMemory, SlotTable, WorkKind, WorkRequ
 
 use crate::copies::Copies;
 use crate::gpu_memory::RegisteredGpuMemory;
+use crate::offer::StagingOffer;
 use crate::region::StagedRegions;
 use crate::staging_buffer::{RemoteBuffer, StagingBuffer};
 use crate::wire::WAKE_IMM;
@@ -20,6 +21,8 @@ pub(crate) struct Connection {
     pub buffer: StagingBuffer,
     /// The peer's staging buffer, and its import.
     remote: OnceLock<(RemoteBuffer, Arc<dyn RemoteMemory>)>,
+    /// Whether both processes coalesce.
+    coalesces: AtomicBool,
     /// Whether this process offers to use [`WAKE_IMM`].
     pub offers_wake_imm: bool,
     is_closing: AtomicBool,
@@ -27,8 +30,9 @@ pub(crate) struct Connection {
 
 impl Connection {
     fn new(peer: PeerSlot, buffer: StagingBuffer, offers_wake_imm: bool) -> Self {
-        let (remote, is_closing) = (OnceLock::new(), AtomicBool::new(false));
-        Self { peer, buffer, remote, offers_wake_imm, is_closing }
+        let (remote, coalesces, is_closing) =
+            (OnceLock::new(), AtomicBool::new(false), AtomicBool::new(false));
+        Self { peer, buffer, remote, coalesces, offers_wake_imm, is_closing }
     }
 
     /// The peer's staging buffer. `None` if the peer does not stage, or is not connected yet.
@@ -36,11 +40,18 @@ impl Connection {
         self.remote.get().map(|(buffer, _)| *buffer)
     }
 
-    /// Stores the import of the peer's staging buffer. The connection uses [`WAKE_IMM`] if both processes offer it.
-    pub(crate) fn connect(&self, import: Arc<dyn RemoteMemory>, peer_offers_wake_imm: bool) {
-        let wake_imm = (peer_offers_wake_imm && self.offers_wake_imm).then_some(WAKE_IMM);
+    /// Stores the import of the peer's staging buffer. The connection uses [`WAKE_IMM`] if both processes offer it, and
+    /// coalesces if both allow it.
+    pub(crate) fn connect(&self, import: Arc<dyn RemoteMemory>, offer: StagingOffer, coalesces: bool) {
+        let wake_imm = (offer.wake_imm && self.offers_wake_imm).then_some(WAKE_IMM);
+        self.coalesces.store(offer.coalesces && coalesces, Ordering::Release);
         let buffer = RemoteBuffer { base: import.base(), rkey: import.rkey(), wake_imm };
         let _ = self.remote.set((buffer, import));
+    }
+
+    /// Whether pages of registered regions may go through slots.
+    pub(crate) fn coalesces(&self) -> bool {
+        self.coalesces.load(Ordering::Acquire)
     }
 
     /// Whether requests and responses on this connection carry [`WAKE_IMM`].

@@ -4,14 +4,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use multirail_spi::{
-    Access, Capabilities, Connector, Domain, Endpoint, EndpointConfig, Error, ErrorKind, Flushes, Memory,
-    MemoryKind, MemoryRegion, Operations, Ordering, Paths, PeerSlot, RemoteKey, RemoteMemory, Result,
-    StagingPolicy,
+    Access, Capabilities, CoalescePolicy, Connector, Domain, Endpoint, EndpointConfig, Error, ErrorKind,
+    Flushes, Memory, MemoryKind, MemoryRegion, Operations, Ordering, Paths, PeerSlot, RemoteKey,
+    RemoteMemory, Result, StagingPolicy,
 };
 
 use crate::connection::Connections;
 use crate::endpoint::StagedEndpoint;
 use crate::gpu_memory::RegisteredGpuMemory;
+use crate::imports::{CoalescedImport, CoalescedImports};
 use crate::offer::{StagingOffer, append, split};
 use crate::region::StagedRegions;
 use crate::staging_buffer::{SLOT_BYTES, SLOT_COUNT, StagingBuffer};
@@ -37,6 +38,10 @@ pub(crate) struct DomainState {
     pub flushes: Flushes,
     capabilities: Capabilities,
     staging: StagingPolicy,
+    /// Whether pages of registered regions may go through slots.
+    coalesces: bool,
+    /// The peers' regions that requests may address through slots.
+    pub imports: Arc<CoalescedImports>,
     /// The most connections that use wake imms.
     max_wake_connections: u64,
 }
@@ -45,13 +50,19 @@ pub(crate) struct DomainState {
 pub(crate) struct StagedDomain(Arc<DomainState>);
 
 impl StagedDomain {
-    pub(crate) fn new(inner: Arc<dyn Domain>, staging: StagingPolicy) -> Result<Self> {
+    pub(crate) fn new(
+        inner: Arc<dyn Domain>,
+        staging: StagingPolicy,
+        coalesce: Option<CoalescePolicy>,
+    ) -> Result<Self> {
         let mut capabilities = inner.capabilities().clone();
         if !capabilities.operations.contains(Operations::WRITE) {
             let why = "staging needs RDMA writes, which this device does not support";
             return Err(Error::new(ErrorKind::Unsupported, "open device", why));
         }
-        capabilities.supports_staging = true;
+        let stages = staging != StagingPolicy::Never;
+        capabilities.supports_staging = stages;
+        capabilities.coalesce = coalesce;
         // Only an imm wakes a worker when its peer has written to a staging buffer.
         capabilities.supports_wakeup &= capabilities.operations.contains(Operations::WRITE_IMM);
         let max_wake_connections = if !capabilities.supports_wakeup {
@@ -65,9 +76,11 @@ impl StagedDomain {
             connections
         };
         capabilities.max_direct = 0;
-        // A message from staged memory has to fit one slot.
-        capabilities.max_message = capabilities.max_message.min(SLOT_BYTES as u64);
         capabilities.max_inline = 0;
+        if stages {
+            // A message from staged memory has to fit one slot.
+            capabilities.max_message = capabilities.max_message.min(SLOT_BYTES as u64);
+        }
         // A staged request is copied by the target, which no fence of the device keeps from it.
         capabilities.fences = false;
         capabilities.ordering = Ordering::empty();
@@ -80,6 +93,8 @@ impl StagedDomain {
             flushes: Flushes::default(),
             capabilities,
             staging,
+            coalesces: coalesce.is_some(),
+            imports: Arc::default(),
             max_wake_connections,
         })))
     }
@@ -106,8 +121,14 @@ impl Domain for StagedDomain {
             }
             Ok(region) => {
                 self.0.flushes.add(&*memory)?;
-                Ok(self.0.gpu_memory.track(&*memory, region))
+                let region = self.0.gpu_memory.track(&*memory, region);
+                let is_remote = access.intersects(Access::REMOTE_WRITE | Access::REMOTE_READ);
+                if self.0.coalesces && is_remote {
+                    return Ok(Arc::new(self.0.regions.add_registered(memory, access, region)?));
+                }
+                Ok(region)
             }
+            Err(why) if self.0.staging == StagingPolicy::Never => Err(why),
             // Every device can register host memory. A refusal means a lack of resources, which the user has to fix.
             Err(why) if memory.kind() == MemoryKind::Host => Err(why),
             Err(why) => {
@@ -120,7 +141,13 @@ impl Domain for StagedDomain {
 
     fn import(&self, peer: PeerSlot, key: &RemoteKey, limit: Duration) -> Result<Arc<dyn RemoteMemory>> {
         if !key.is_staged() {
-            return self.0.inner.import(peer, key, limit);
+            let import = self.0.inner.import(peer, key, limit)?;
+            return Ok(match self.0.connections.of(peer) {
+                Some(connection) if connection.coalesces() => {
+                    Arc::new(CoalescedImport::new(&self.0.imports, peer, key, import))
+                }
+                _ => import,
+            });
         }
         if key.base != RemoteKey::STAGED || key.len > isize::MAX as u64 {
             let why =
@@ -156,7 +183,8 @@ impl StagedDomain {
         let appended = StagingBuffer::new(&*self.0.inner).and_then(|buffer| {
             let key = buffer.key()?;
             let connection = self.0.connections.insert(peer, buffer, self.0.max_wake_connections);
-            let staging = StagingOffer { buffer: key, wake_imm: connection.offers_wake_imm };
+            let wake_imm = connection.offers_wake_imm;
+            let staging = StagingOffer { buffer: key, wake_imm, coalesces: self.0.coalesces };
             append(offer, staging).inspect_err(|_| self.0.connections.remove(&connection))
         });
         match appended {
@@ -183,7 +211,7 @@ impl Connector for StagedDomain {
         self.0.inner.connector().complete(peer, inner)?;
         if let (Some(connection), Some(staging)) = (self.0.connections.of(peer), staging) {
             let import = self.0.inner.import(peer, &staging.buffer, IMPORT_LIMIT)?;
-            connection.connect(import, staging.wake_imm);
+            connection.connect(import, staging, self.0.coalesces);
         }
         Ok(())
     }

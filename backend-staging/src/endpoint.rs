@@ -12,7 +12,8 @@ use multirail_spi::{
 use crate::connection::{Connection, EndpointContext};
 use crate::copies::{Copies, CopyTag};
 use crate::domain::DomainState;
-use crate::initiator::SlotInitiator;
+use crate::imports::SlotAddress;
+use crate::initiator::{MAX_PACKED, SlotInitiator};
 use crate::receives::StagedReceives;
 use crate::target::SlotTarget;
 use crate::wire::WAKE_IMM;
@@ -73,18 +74,10 @@ impl Endpoint for StagedEndpoint {
         let mut accepted = 0;
         let mut error = None;
         for (run, pieces) in batch.runs() {
-            let taken;
-            if self.is_staged(run, pieces) {
-                let staged = self.stage(run, pieces);
-                error = staged.is_none().then(|| staging_status(ErrorKind::PeerDied));
-                taken = staged.unwrap_or(0);
-            } else {
-                self.unstaged_batch.clear();
-                self.unstaged_batch.push_run(*run, |all| all.extend_from_slice(pieces));
-                // SAFETY: by the caller, for a part of the batch.
-                PostResult { accepted: taken, error } = unsafe { self.inner.post(&self.unstaged_batch) };
-            }
+            // SAFETY: by the caller, for a part of the batch.
+            let PostResult { accepted: taken, error: failed } = unsafe { self.post_run(run, pieces) };
             accepted += taken;
+            error = failed;
             if taken < pieces.len() {
                 break;
             }
@@ -399,24 +392,78 @@ impl StagedEndpoint {
         }
     }
 
-    /// Passes the work requests of a staged run to the peer's initiator, as far as it has room. Returns their number,
-    /// or `None` if the peer is gone.
-    fn stage(&mut self, run: &WorkRequest, pieces: &[Piece]) -> Option<usize> {
+    /// Posts a run: stages it, posts it to the inner endpoint, or coalesces its small pieces and posts the others.
+    ///
+    /// # Safety
+    /// As [`Endpoint::post`].
+    unsafe fn post_run(&mut self, run: &WorkRequest, pieces: &[Piece]) -> PostResult {
+        let find = || self.domain.imports.find(run.peer, run.rkey, pieces[0].remote);
+        let region = run.coalesce.then(find).flatten();
+        if self.has_staged_end(run, &pieces[0]) || self.has_colliding_imm(run) {
+            return self.stage((run, 0), pieces, region);
+        }
+        if region.is_none() {
+            // SAFETY: by the caller.
+            return unsafe { self.post_unstaged((run, 0), pieces) };
+        }
+        let mut accepted = 0;
+        for part in pieces.chunk_by(|one, next| is_small(one) == is_small(next)) {
+            let result = match is_small(&part[0]) {
+                true => self.stage((run, accepted), part, region),
+                // SAFETY: by the caller.
+                false => unsafe { self.post_unstaged((run, accepted), part) },
+            };
+            accepted += result.accepted;
+            if result.accepted < part.len() {
+                return PostResult { accepted, error: result.error };
+            }
+        }
+        PostResult { accepted, error: None }
+    }
+
+    /// Posts pieces to the inner endpoint: those of a run that begin with its piece number `first`.
+    ///
+    /// # Safety
+    /// As [`Endpoint::post`].
+    unsafe fn post_unstaged(&mut self, (run, first): (&WorkRequest, usize), pieces: &[Piece]) -> PostResult {
+        self.unstaged_batch.clear();
+        let run = WorkRequest { id: run.id + first as u64, ..*run };
+        self.unstaged_batch.push_run(run, |all| all.extend_from_slice(pieces));
+        // SAFETY: by the caller.
+        unsafe { self.inner.post(&self.unstaged_batch) }
+    }
+
+    /// Passes pieces of a run to the peer's initiator, as far as it has room: those that begin with its piece number
+    /// `first`. `coalesced` is the peer's region, if they are coalesced.
+    fn stage(
+        &mut self,
+        (run, first): (&WorkRequest, usize),
+        pieces: &[Piece],
+        coalesced: Option<SlotAddress>,
+    ) -> PostResult {
         let local = self.domain.regions.by_lkey(run.lkey);
-        self.with_peer(run.peer, |initiator, _, _| {
+        let taken = self.with_peer(run.peer, |initiator, _, _| {
             let mut taken = 0;
             while taken < pieces.len() && initiator.has_room(run.kind) {
-                initiator.push(&run.with_piece(taken, &pieces[taken]), local.clone());
+                let piece = &pieces[taken];
+                let coalesced = coalesced.filter(|_| is_small(piece));
+                initiator.push(&run.with_piece(first + taken, piece), local.clone(), coalesced);
                 taken += 1;
             }
             taken
-        })
+        });
+        match taken {
+            Some(accepted) => PostResult { accepted, error: None },
+            None => PostResult { accepted: 0, error: Some(staging_status(ErrorKind::PeerDied)) },
+        }
     }
 
-    /// Whether a run needs the initiator: because one end is staged, or because the peer would take its imm for the
-    /// wake imm.
+    /// Whether a run needs the initiator: because one end is staged, because it may be coalesced, or because the peer
+    /// would take its imm for the wake imm.
     fn is_staged(&self, run: &WorkRequest, pieces: &[Piece]) -> bool {
-        pieces.first().is_some_and(|first| self.has_staged_end(run, first)) || self.has_colliding_imm(run)
+        run.coalesce
+            || pieces.first().is_some_and(|first| self.has_staged_end(run, first))
+            || self.has_colliding_imm(run)
     }
 
     /// Whether the local or the remote key of a run is that of a staged region.
@@ -457,6 +504,11 @@ impl StagedEndpoint {
             || self.copies.is_busy()
             || self.peers.iter().flatten().any(|peer| !peer.outbox.is_empty())
     }
+}
+
+/// Whether a piece may be coalesced.
+fn is_small(piece: &Piece) -> bool {
+    (1..=MAX_PACKED).contains(&piece.len)
 }
 
 impl Drop for StagedEndpoint {

@@ -1,7 +1,7 @@
 //! The initiator of a connection: the engine's work requests to one peer for which this process's memory, the peer's,
 //! or both are staged. The initiator cuts large work requests into parts that fit a *slot* of a staging buffer
-//! (`staging_buffer.rs`), and packs small ones as *pages* into one slot (`page_table.rs`). In this file, to *copy* is to
-//! copy within a process, by its processor or GPU; to *transfer* is to move bytes by the inner device.
+//! (`staging_buffer.rs`), and packs small ones as *pages* into one slot (`page_table.rs`). In this file, to *copy* is
+//! to copy within a process, by its processor or GPU; to *transfer* is to move bytes by the inner device.
 //!
 //! The steps of a slot for a write or a send:
 //!
@@ -33,6 +33,7 @@ use multirail_spi::{ErrorKind, Event, RemoteKey, Status, WorkKind, WorkRequest};
 
 use crate::connection::{Connection, EndpointContext};
 use crate::copies::CopyTag;
+use crate::imports::SlotAddress;
 use crate::page_table::{self, MAX_PAGES, Page, PlacedPages, table_len};
 use crate::region::StagedRegion;
 use crate::staging_buffer::{SLOT_BYTES, SLOT_COUNT, StagingBuffer};
@@ -42,7 +43,7 @@ use crate::wr_id::{InternalWrId, WrRole, staging_status};
 /// The most work requests that wait for slots or are in slots.
 const MAX_QUEUED: usize = SLOT_COUNT * MAX_PAGES / 2;
 /// The most bytes of work requests that are packed: of larger ones, a slot has few anyway.
-const MAX_PACKED: u64 = SLOT_BYTES as u64 / 4;
+pub(crate) const MAX_PACKED: u64 = SLOT_BYTES as u64 / 4;
 
 pub(crate) struct SlotInitiator {
     connection: Arc<Connection>,
@@ -62,12 +63,13 @@ pub(crate) struct SlotInitiator {
     waiting_copies: VecDeque<usize>,
 }
 
-/// Which of the two ends of a work request are staged.
+/// How the bytes of a work request get from and to the regions of both ends.
 struct WorkEnds {
     /// This process's region, if it is staged.
     local: Option<Arc<StagedRegion>>,
-    /// Whether the peer's region is staged.
-    is_remote_staged: bool,
+    /// The peer's region, if the bytes go through the target's slot: because the region is staged, or because the
+    /// request is coalesced.
+    through_slot: Option<SlotAddress>,
     /// Whether a slot request carries the imm although the peer's region is not staged. The reason: the imm equals
     /// [`WAKE_IMM`](crate::wire::WAKE_IMM), by which slot requests and responses wake the peer's worker, so the peer's
     /// endpoint would drop it. (If the peer's region is staged, a slot request carries the imm anyway.)
@@ -158,12 +160,20 @@ impl SlotInitiator {
             && (kind != WorkKind::Send || self.queue.iter().filter(is_send).count() < SLOT_COUNT / 2)
     }
 
-    /// Queues a work request. `local` is this process's region, if that is staged.
-    pub(crate) fn push(&mut self, work: &WorkRequest, local: Option<Arc<StagedRegion>>) {
+    /// Queues a work request. `local` is this process's region, if that is staged. `coalesced` is the peer's region, if
+    /// the work request is coalesced.
+    pub(crate) fn push(
+        &mut self,
+        work: &WorkRequest,
+        local: Option<Arc<StagedRegion>>,
+        coalesced: Option<SlotAddress>,
+    ) {
         let is_remote_staged = work.kind != WorkKind::Send && work.remote & RemoteKey::STAGED != 0;
+        let staged = SlotAddress { key: work.rkey, base: 0 };
+        let through_slot = if is_remote_staged { Some(staged) } else { coalesced };
         let collides = self.connection.collides_with_wake_imm(work.kind, work.imm);
         let ends =
-            WorkEnds { local, is_remote_staged, sends_imm_in_slot_request: !is_remote_staged && collides };
+            WorkEnds { local, through_slot, sends_imm_in_slot_request: through_slot.is_none() && collides };
         // A work request without bytes takes a slot, too.
         let needs_empty_slot = work.imm.is_some() || work.len == 0;
         self.queued_bytes += work.len;
@@ -254,8 +264,8 @@ impl SlotInitiator {
         }
     }
 
-    /// Notes that the RDMA write of a slot request has failed: the next poll repeats it. Fails the slot's work requests,
-    /// unless the connection was only interrupted: then they continue.
+    /// Notes that the RDMA write of a slot request has failed: the next poll repeats it. Fails the slot's work
+    /// requests, unless the connection was only interrupted: then they continue.
     ///
     /// The RDMA write may have arrived. The inner backend does not repeat it, because its imm could then be reported
     /// twice. The initiator can repeat it, because the target ignores a slot request that it has served already. If the
@@ -464,8 +474,8 @@ impl SlotInitiator {
         };
         let tag = CopyTag::Initiator { peer: self.connection.peer, slot: index, page: number };
         // SAFETY: by the contract of `post`, the local span is valid until the work request has ended, and a work
-        // request does not end while a slot is busy with it; only this copy uses these bytes of the slot, and the buffer
-        // stays until no copy is under way.
+        // request does not end while a slot is busy with it; only this copy uses these bytes of the slot, and the
+        // buffer stays until no copy is under way.
         Some(unsafe { context.copies.begin(location, Some(buffer), (to, from, content.len), tag) })
     }
 
@@ -482,8 +492,8 @@ impl SlotInitiator {
             return;
         };
         let Some(StagedWork { posted, extra: ends, .. }) = self.work_of(index, 0) else { return };
-        let (posted, is_remote_staged, is_local_staged) =
-            (*posted, ends.is_remote_staged, ends.local.is_some());
+        let (posted, goes_through_slot, is_local_staged) =
+            (*posted, ends.through_slot.is_some(), ends.local.is_some());
         let needs_slot_request = ends.need_slot_request(imm);
         if needs_slot_request && (posted.kind == WorkKind::Read || len == 0) {
             return self.begin_slot_request(index, context);
@@ -495,7 +505,7 @@ impl SlotInitiator {
         }
         let id = InternalWrId { role: WrRole::InitiatorData, peer: self.connection.peer, slot: index };
         let mut internal = id.write(local, lkey, len, posted.remote.wrapping_add(offset), posted.rkey);
-        if is_remote_staged {
+        if goes_through_slot {
             let Some(remote) = self.connection.remote_buffer() else {
                 return self.fail_unreachable(index, context);
             };
@@ -517,8 +527,9 @@ impl SlotInitiator {
             let SlotPage { content, slot_offset, .. } = self.slots[index].pages[number];
             let is_skipped = !self.is_live(index, number);
             let Some(work) = self.work_of(index, number) else { continue };
-            let WorkRequest { kind, rkey, remote, imm, .. } = work.posted;
-            let page = Page { key: rkey, offset: remote, len: content.len, imm, is_skipped };
+            let WorkRequest { kind, imm, .. } = work.posted;
+            let (key, offset) = work.extra.address(work.posted.remote);
+            let page = Page { key, offset, len: content.len, imm, is_skipped };
             self.connection.buffer.set_page(index, number, page);
             is_read = kind == WorkKind::Read;
             end = end.max(slot_offset + content.len);
@@ -578,9 +589,9 @@ impl SlotInitiator {
             let request = SlotRequest { len: bytes, ..without_region(kind) };
             return NumberedRequest { sequence, request, imm: None, pages: count as u16 };
         }
-        let request = if work.extra.is_remote_staged {
-            let offset = work.posted.remote + content.offset;
-            SlotRequest { kind, key: work.posted.rkey, offset, len: content.len }
+        let request = if work.extra.through_slot.is_some() {
+            let (key, offset) = work.extra.address(work.posted.remote + content.offset);
+            SlotRequest { kind, key, offset, len: content.len }
         } else {
             without_region(SlotRequestKind::Imm)
         };
@@ -672,7 +683,13 @@ fn push_joined(events: &mut VecDeque<Event>, event: Event) {
 impl WorkEnds {
     /// Whether a slot that delivers this imm sends a slot request.
     fn need_slot_request(&self, imm: Option<u32>) -> bool {
-        self.is_remote_staged || (self.sends_imm_in_slot_request && imm.is_some())
+        self.through_slot.is_some() || (self.sends_imm_in_slot_request && imm.is_some())
+    }
+
+    /// The key and the offset by which a slot request addresses a remote address. The offset in a staged region keeps
+    /// the bit [`RemoteKey::STAGED`].
+    fn address(&self, remote: u64) -> (u64, u64) {
+        self.through_slot.map_or((0, 0), |region| (region.key, remote.wrapping_sub(region.base)))
     }
 }
 
@@ -686,6 +703,6 @@ trait Packing {
 impl Packing for StagedWork<WorkEnds> {
     fn can_be_packed(&self) -> bool {
         let WorkRequest { kind, len, .. } = self.posted;
-        self.extra.is_remote_staged && kind != WorkKind::Send && (1..=MAX_PACKED).contains(&len)
+        self.extra.through_slot.is_some() && kind != WorkKind::Send && (1..=MAX_PACKED).contains(&len)
     }
 }

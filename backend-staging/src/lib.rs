@@ -34,6 +34,9 @@
 #![deny(unsafe_code)]
 
 mod backend;
+#[cfg(any(test, fuzzing))]
+#[allow(unsafe_code, reason = "copies in place of a device")]
+mod both_sides;
 mod connection;
 #[allow(unsafe_code, reason = "copies between slots and regions")]
 mod copies;
@@ -41,7 +44,11 @@ mod copies;
 mod domain;
 #[allow(unsafe_code, reason = "passes on the safety contract of posting")]
 mod endpoint;
+#[cfg(fuzzing)]
+#[allow(unsafe_code, reason = "reads a region at the end")]
+pub mod fuzz;
 mod gpu_memory;
+mod imports;
 #[allow(unsafe_code, reason = "starts copies from and to regions")]
 mod initiator;
 mod offer;

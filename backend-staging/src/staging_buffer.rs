@@ -87,6 +87,42 @@ impl StagingBuffer {
         Ok(Self { region: Some(region), memory, page_lock: OnceLock::new() })
     }
 
+    /// A buffer that no device knows.
+    #[cfg(any(test, fuzzing))]
+    pub(crate) fn unregistered() -> Result<Self> {
+        let memory = Arc::new(PolledMemory(HostBuffer::new(BUFFER_LEN)?));
+        Ok(Self { region: None, memory, page_lock: OnceLock::new() })
+    }
+
+    /// The address of the first byte.
+    #[cfg(any(test, fuzzing))]
+    pub(crate) fn address(&self) -> *mut u8 {
+        self.memory.as_ptr()
+    }
+
+    /// Stores the words of a slot request, as a peer does.
+    #[cfg(fuzzing)]
+    pub(crate) fn receive_request(&self, slot: usize, words: [u64; REQUEST_WORDS]) {
+        for (index, word) in words.into_iter().enumerate() {
+            self.word(REQUESTS_IN + slot * REQUEST_RECORD + 8 * index).store(word, Ordering::Relaxed);
+        }
+    }
+
+    /// Stores a page of a table, as a peer does.
+    #[cfg(fuzzing)]
+    pub(crate) fn receive_page(&self, slot: usize, index: usize, page: Page) {
+        for (number, word) in page.to_words().into_iter().enumerate() {
+            self.receive_word(slot, PAGE_WORDS * index + number, word);
+        }
+    }
+
+    /// Stores a word of a slot of this process as target, as a peer does.
+    #[cfg(fuzzing)]
+    pub(crate) fn receive_word(&self, slot: usize, index: usize, word: u64) {
+        self.word(TARGET_SLOTS + slot * SLOT_LEN + 8 * (index % (SLOT_LEN / 8)))
+            .store(word, Ordering::Relaxed);
+    }
+
     /// The key that the peer imports.
     pub(crate) fn key(&self) -> Result<RemoteKey> {
         let closed = || Error::new(ErrorKind::Closed, "connect", "the staging buffer is closed");

@@ -49,6 +49,13 @@ impl NumberedRequest {
         words
     }
 
+    /// Any words, with the checksum that belongs to them.
+    #[cfg(fuzzing)]
+    pub(crate) fn seal(mut words: [u64; REQUEST_WORDS]) -> [u64; REQUEST_WORDS] {
+        words[REQUEST_WORDS - 1] = checksum(&words[..REQUEST_WORDS - 1]);
+        words
+    }
+
     /// Decodes a slot request. Returns `None` if the words are incomplete or invalid.
     pub(crate) fn from_words(words: &[u64; REQUEST_WORDS]) -> Option<Self> {
         if words[REQUEST_WORDS - 1] != checksum(&words[..REQUEST_WORDS - 1]) {

@@ -58,6 +58,7 @@ impl InternalWrId {
             rkey,
             imm: None,
             strategy: CopyStrategy::Plain,
+            coalesce: false,
         }
     }
 }

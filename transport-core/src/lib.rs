@@ -124,6 +124,7 @@ pub use remote::RemoteRegion;
 #[cfg(unix)]
 pub use spi::DmaBuf;
 pub use spi::{
-    Access, Clock, Error, ErrorKind, Flush, HostBuffer, HostRange, Locality, Memory, MemoryKind, Paths,
-    Result, Signal, StagingPolicy, SystemClock, Time, VirtualClock, WakeupHandle, WakeupPipe, copy,
+    Access, Clock, CoalescePolicy, Error, ErrorKind, Flush, HostBuffer, HostRange, Locality, Memory,
+    MemoryKind, Paths, Result, Signal, StagingPolicy, SystemClock, Time, VirtualClock, WakeupHandle,
+    WakeupPipe, copy,
 };

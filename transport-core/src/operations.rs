@@ -20,8 +20,8 @@ use crate::prepared::{Part, PreparedTransfer};
 use crate::spi::{Capabilities, Operations, WorkKind};
 use crate::striping::{OpSlot, OpSlots};
 use crate::{
-    Access, Error, ErrorKind, ImmMode, LocalList, Op, PathPolicy, Peer, Region, RemoteList, RemoteRegion,
-    Result, Selection, Time, Trigger,
+    Access, CoalescePolicy, Error, ErrorKind, ImmMode, LocalList, Op, PathPolicy, Paths, Peer, Region,
+    RemoteList, RemoteRegion, Result, Selection, Time, Trigger,
 };
 
 /// When an operation was submitted, its trigger, and its deadline.
@@ -95,7 +95,7 @@ impl Peer {
             return Ok(op);
         }
         let shape = cut_write(link, span, options, "write")?;
-        let work = options.work(shape, src, dst);
+        let work = self.work(WorkKind::Write, shape, src, dst, options)?;
         self.submit_inlined(link, work, options.trigger.as_ref(), options.deadline, "write")
     }
 
@@ -116,7 +116,8 @@ impl Peer {
         };
         let parts = || {
             let shape = cut_write(link, span, options, "write")?;
-            Ok(vec![Part { transport: dst.0.transport, work: options.work(shape, src, dst) }])
+            let work = self.work(WorkKind::Write, shape, src, dst, options)?;
+            Ok(vec![Part { transport: dst.0.transport, work }])
         };
         self.submit_and_notify(parts, Some(&direct), options, "write")
     }
@@ -327,7 +328,7 @@ impl Peer {
         } else {
             Shape::Pages { local: local_layout, remote: remote_layout, page, count }
         };
-        Ok((link, Work { kind, ..options.work(shape, local, remote) }))
+        Ok((link, self.work(kind, shape, local, remote, options)?))
     }
 
     /// Reads into a range of `dst` from `offset` bytes into `src`.
@@ -348,7 +349,7 @@ impl Peer {
         if options.notification.is_some() {
             let options = options.as_write();
             let parts = || {
-                let work = Work { kind: WorkKind::Read, ..options.work(cut_read(link, span)?, dst, src) };
+                let work = self.work(WorkKind::Read, cut_read(link, span)?, dst, src, &options)?;
                 Ok(vec![Part { transport: src.0.transport, work }])
             };
             let direct = || {
@@ -366,7 +367,7 @@ impl Peer {
                 return Ok(op);
             }
         }
-        let work = Work { kind: WorkKind::Read, ..options.as_write().work(cut_read(link, span)?, dst, src) };
+        let work = self.work(WorkKind::Read, cut_read(link, span)?, dst, src, &options.as_write())?;
         self.submit_when(link, work, options.trigger.as_ref(), options.deadline, "read")
     }
 
@@ -668,6 +669,56 @@ impl Peer {
         operation: &'static str,
     ) -> Result<()> {
         policy.check(local.path_to(remote), &self.0.links[remote.first_group].label, operation)
+    }
+
+    /// The work of a checked write or read, and whether its pages are coalesced.
+    ///
+    /// # Errors
+    /// `Unsupported` if the options ask for coalescing and one of the two sides does not coalesce; `Unreachable` if the
+    /// path policy does not allow it.
+    #[inline(always)]
+    pub(crate) fn work(
+        &self,
+        kind: WorkKind,
+        shape: Shape,
+        local: &Region,
+        remote: &RemoteRegion,
+        options: &WriteOptions,
+    ) -> Result<Work> {
+        let work = Work { kind, ..options.work(shape, local, remote) };
+        if options.coalesce.is_none() && remote.0.max_coalesced == 0 {
+            return Ok(work);
+        }
+        let coalesce = self.coalesces(&work, &remote.0, options)?;
+        Ok(Work { coalesce, ..work })
+    }
+
+    /// Whether the pages of an operation are coalesced.
+    #[cold]
+    #[inline(never)]
+    fn coalesces(&self, work: &Work, remote: &RemoteInner, options: &WriteOptions) -> Result<bool> {
+        let operation = work.operation_name();
+        let policy = options.coalesce.unwrap_or(remote.coalesce);
+        let must = options.coalesce == Some(CoalescePolicy::Always);
+        if policy != CoalescePolicy::Always {
+            return Ok(false);
+        }
+        if remote.max_coalesced == 0 {
+            let why = "the operation has to coalesce its pages, and one of the two sides does not allow that over \
+                       this transport: set MULTIRAIL_COALESCE in both processes";
+            return if must { Err(Error::new(ErrorKind::Unsupported, operation, why)) } else { Ok(false) };
+        }
+        let paths = self.path_policy().and(options.path_policy);
+        if !paths.allows(Paths::COALESCED) {
+            let label = &self.0.links[remote.first_group].label;
+            return if must {
+                paths.check(Paths::COALESCED, label, operation).map(|()| false)
+            } else {
+                Ok(false)
+            };
+        }
+        let pieces = u64::from(work.shape.piece_count()).max(1);
+        Ok(work.shape.bytes().div_ceil(pieces) <= remote.max_coalesced)
     }
 
     #[inline]

@@ -245,6 +245,7 @@ impl Engine {
             rkey: 0,
             imm: None,
             strategy: CopyStrategy::Plain,
+            coalesce: false,
         });
         let posted = self.post_batch(rail);
         self.rails[rail].probes += posted.accepted;

@@ -265,6 +265,7 @@ mod tests {
             rkey: 0,
             imm: None,
             strategy: CopyStrategy::Plain,
+            coalesce: false,
         }
     }
 
