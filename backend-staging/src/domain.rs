@@ -1,6 +1,7 @@
 //! The domain: registers memory with the inner device or stages it, and adds staging buffers to connections.
 
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use multirail_spi::{
@@ -81,8 +82,6 @@ impl StagedDomain {
             // A message from staged memory has to fit one slot.
             capabilities.max_message = capabilities.max_message.min(SLOT_BYTES as u64);
         }
-        // A staged request is copied by the target, which no fence of the device keeps from it.
-        capabilities.fences = false;
         capabilities.ordering = Ordering::empty();
         capabilities.round_trip += ADDED_ROUND_TRIP;
         Ok(Self(Arc::new(DomainState {
@@ -226,6 +225,21 @@ impl Connector for StagedDomain {
 
     fn finish_renewal(&self, peer: PeerSlot, answer: &[u8]) -> Result<()> {
         self.0.inner.connector().finish_renewal(peer, answer)
+    }
+
+    fn fence(&self, peer: PeerSlot) -> Poll<Result<()>> {
+        let is_shut = self.0.connections.of(peer).is_none_or(|connection| connection.fence());
+        match self.0.inner.connector().fence(peer) {
+            Poll::Ready(Ok(())) if !is_shut => Poll::Pending,
+            inner => inner,
+        }
+    }
+
+    fn lift_fence(&self, peer: PeerSlot) -> Result<()> {
+        if let Some(connection) = self.0.connections.of(peer) {
+            connection.lift_fence();
+        }
+        self.0.inner.connector().lift_fence(peer)
     }
 
     fn disconnect(&self, peer: PeerSlot) {

@@ -157,6 +157,15 @@ impl Endpoint for StagedEndpoint {
         self.inner.abort(peer);
     }
 
+    fn peer_fenced(&mut self, peer: PeerSlot) {
+        let must_abort = self.with_peer(peer, |initiator, _, context| initiator.on_peer_fenced(context));
+        if must_abort == Some(true) {
+            self.inner.abort(peer);
+        }
+        self.made_progress = true;
+        self.inner.peer_fenced(peer);
+    }
+
     fn is_lost(&self) -> bool {
         self.inner.is_lost()
     }

@@ -41,7 +41,7 @@ use crate::wire::{NumberedRequest, Response};
 use crate::wr_id::{InternalWrId, WrRole, staging_status};
 
 /// The most work requests that wait for slots or are in slots.
-const MAX_QUEUED: usize = SLOT_COUNT * MAX_PAGES / 2;
+const MAX_QUEUED: usize = SLOT_COUNT * MAX_PAGES;
 /// The most bytes of work requests that are packed: of larger ones, a slot has few anyway.
 pub(crate) const MAX_PACKED: u64 = SLOT_BYTES as u64 / 4;
 
@@ -53,6 +53,8 @@ pub(crate) struct SlotInitiator {
     queued_bytes: u64,
     /// Whether a work request may have ended since the last report.
     may_have_ended: bool,
+    /// Whether the peer has fenced its end since the queue was empty: it responds to nothing of the queue any more.
+    is_peer_fenced: bool,
     /// The numbers of work requests whose bytes have arrived by several slots, and whose imm needs a slot of its own
     /// now.
     due_imms: VecDeque<u64>,
@@ -139,6 +141,7 @@ impl SlotInitiator {
             queue: StagedWorkQueue::default(),
             queued_bytes: 0,
             may_have_ended: false,
+            is_peer_fenced: false,
             due_imms: VecDeque::new(),
             slots: (0..SLOT_COUNT).map(|_| slot()).collect(),
             free: (0..SLOT_COUNT).rev().collect(),
@@ -176,6 +179,7 @@ impl SlotInitiator {
             WorkEnds { local, through_slot, sends_imm_in_slot_request: through_slot.is_none() && collides };
         // A work request without bytes takes a slot, too.
         let needs_empty_slot = work.imm.is_some() || work.len == 0;
+        self.is_peer_fenced &= !self.queue.is_empty();
         self.queued_bytes += work.len;
         self.queue.push(work, ends, needs_empty_slot);
     }
@@ -305,7 +309,7 @@ impl SlotInitiator {
             let Some(id) = InternalWrId::decode(work.id) else { return true };
             match id.role {
                 WrRole::TargetData | WrRole::Response => true,
-                WrRole::Request if self.slots[id.slot].may_have_arrived => {
+                WrRole::Request if self.slots[id.slot].may_have_arrived && !self.is_peer_fenced => {
                     repeated.push(id.slot);
                     true
                 }
@@ -327,6 +331,19 @@ impl SlotInitiator {
             self.finish_slot(id.slot, Err(failure), context);
         }
         self.report_ended(context.events);
+    }
+
+    /// The peer has fenced its end of the connection, so it serves none of the slot requests any more: ends the work
+    /// requests, each once the inner device is done with it. Returns whether the inner device is not done with some: it
+    /// repeats requests over a broken path until it is told to abort.
+    pub(crate) fn on_peer_fenced(&mut self, context: &mut EndpointContext<'_>) -> bool {
+        self.is_peer_fenced = !self.queue.is_empty();
+        self.stop(ErrorKind::Cancelled, context);
+        for index in 0..SLOT_COUNT {
+            self.poll_response(index, context);
+        }
+        self.report_ended(context.events);
+        self.slots.iter().any(|slot| slot.is_write_posted || slot.step == InitiatorStep::Transferring)
     }
 
     /// Fails all work requests with `kind`, and reports them at once. The caller guarantees that nothing accesses their
@@ -605,6 +622,9 @@ impl SlotInitiator {
             return;
         }
         let (sequence, count) = (slot.sequence, slot.pages.len());
+        if self.is_peer_fenced {
+            return self.finish_slot(index, Err(staging_status(ErrorKind::Cancelled).into()), context);
+        }
         let Some(response) = self.connection.buffer.response_in(index, sequence, count) else {
             if std::mem::take(&mut slot.must_repeat) {
                 self.post_slot_request(index, context);

@@ -206,14 +206,23 @@ impl StagingBuffer {
         Page::from_words(std::array::from_fn(|index| self.word(table + 8 * index).load(Ordering::Relaxed)))
     }
 
-    /// The peer's latest slot request for a slot; `None` while it is incomplete. All bytes that the peer wrote before
-    /// the request are visible.
-    pub(crate) fn request_in(&self, slot: usize) -> Option<NumberedRequest> {
+    /// The peer's latest slot request for a slot. `None` while it is incomplete, or if it has the sequence number
+    /// `seen`. All bytes that the peer wrote before the request are visible.
+    pub(crate) fn request_in(&self, slot: usize, seen: u32) -> Option<NumberedRequest> {
+        if self.sequence_in(slot) == seen {
+            return None;
+        }
         let words = std::array::from_fn(|index| {
             self.word(REQUESTS_IN + slot * REQUEST_RECORD + 8 * index).load(Ordering::Relaxed)
         });
         fence(Ordering::Acquire);
         NumberedRequest::from_words(&words)
+    }
+
+    /// The sequence number of the peer's latest slot request for a slot, whether that is complete or not. 0 if there was
+    /// none.
+    pub(crate) fn sequence_in(&self, slot: usize) -> u32 {
+        self.word(REQUESTS_IN + slot * REQUEST_RECORD).load(Ordering::Relaxed) as u32
     }
 
     /// The peer's response to the slot request with this sequence number and so many pages; `None` before it is

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use multirail_spi::staging::{SlotRequest, SlotRequestKind};
 use multirail_spi::{ErrorKind, Event, Status};
 
-use crate::connection::{Connection, EndpointContext};
+use crate::connection::{Connection, EndpointContext, Fence};
 use crate::copies::CopyTag;
 use crate::page_table::{MAX_PAGES, Page, PlacedPages, table_len};
 use crate::region::PeerAccess;
@@ -67,6 +67,11 @@ impl SlotTarget {
 
     /// Takes new slot requests. Begins copies that had no room before, and repeats internal work requests that failed.
     pub(crate) fn advance(&mut self, context: &mut EndpointContext<'_>) {
+        if let Some(fence) = self.connection.current_fence()
+            && !self.obey(fence, context)
+        {
+            return;
+        }
         if self.connection.remote_buffer().is_none() {
             return;
         }
@@ -79,6 +84,47 @@ impl SlotTarget {
                     self.send_again(index, context)
                 }
                 _ => {}
+            }
+        }
+    }
+
+    /// Acts on a fence. Returns whether the target serves slot requests.
+    fn obey(&mut self, fence: Fence, context: &mut EndpointContext<'_>) -> bool {
+        match &fence {
+            Fence::Open => return true,
+            Fence::Asked | Fence::Shut => {
+                self.stop(context);
+                if self.slots.iter().all(|slot| slot.step == TargetStep::Idle) {
+                    self.connection.move_fence(&fence, Fence::Shut);
+                }
+                return false;
+            }
+            Fence::Lifted(served) => {
+                for (slot, sequence) in self.slots.iter_mut().zip(served) {
+                    slot.sequence = *sequence;
+                }
+            }
+        }
+        self.connection.move_fence(&fence, Fence::Open);
+        true
+    }
+
+    /// Stops serving: begins no copy, and sends no bytes and responses. A slot whose copies are under way becomes idle
+    /// after them.
+    fn stop(&mut self, context: &mut EndpointContext<'_>) {
+        context.outbox.retain(|work| {
+            let role = InternalWrId::decode(work.id).map(|id| id.role);
+            !matches!(role, Some(WrRole::TargetData | WrRole::Response))
+        });
+        for slot in &mut self.slots {
+            if slot.step == TargetStep::Copying {
+                for page in &mut slot.pages[slot.begun..] {
+                    (page.access, page.result) = (None, Err(ErrorKind::Io));
+                }
+                slot.begun = slot.pages.len();
+            }
+            if slot.step != TargetStep::Copying || slot.copying == 0 {
+                (slot.step, slot.must_send_again) = (TargetStep::Idle, false);
             }
         }
     }
@@ -125,24 +171,28 @@ impl SlotTarget {
     ) {
         let index = id.slot;
         let Some(slot) = self.slots.get_mut(index) else { return };
+        // A fence may have stopped the slot since the request was posted.
+        let is_current = match id.role {
+            WrRole::TargetData => slot.step == TargetStep::SendingData,
+            _ => slot.step == TargetStep::SendingResponse,
+        };
+        if !is_current {
+            return;
+        }
         slot.must_send_again = result.is_err();
         match (id.role, result) {
             (_, Err(_)) => {}
             (WrRole::TargetData, Ok(())) => self.respond(index, context),
-            _ => {
-                slot.step = TargetStep::Idle;
-                self.poll_request(index, context);
-            }
+            // The next poll takes the next slot request.
+            _ => slot.step = TargetStep::Idle,
         }
     }
 
     /// Takes the slot's request if it is new, and begins to serve that request.
     fn poll_request(&mut self, index: usize, context: &mut EndpointContext<'_>) {
-        let Some(numbered) = self.connection.buffer.request_in(index) else { return };
         let slot = &mut self.slots[index];
-        if numbered.sequence == slot.sequence {
-            return;
-        }
+        let request = self.connection.buffer.request_in(index, slot.sequence);
+        let Some(numbered) = request.filter(|request| request.sequence != slot.sequence) else { return };
         *context.made_progress = true;
         (slot.sequence, slot.request, slot.begun) = (numbered.sequence, Some(numbered), 0);
         slot.pages.clear();
