@@ -13,7 +13,7 @@ use crate::connection::{Connection, EndpointContext};
 use crate::copies::{Copies, CopyTag};
 use crate::domain::DomainState;
 use crate::imports::SlotAddress;
-use crate::initiator::{MAX_PACKED, SlotInitiator};
+use crate::initiator::{MAX_COALESCED, SlotInitiator};
 use crate::receives::StagedReceives;
 use crate::target::SlotTarget;
 use crate::wire::WAKE_IMM;
@@ -517,7 +517,7 @@ impl StagedEndpoint {
 
 /// Whether a piece may be coalesced.
 fn is_small(piece: &Piece) -> bool {
-    (1..=MAX_PACKED).contains(&piece.len)
+    (1..=MAX_COALESCED).contains(&piece.len)
 }
 
 impl Drop for StagedEndpoint {

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use multirail_spi::{Paths, PeerSlot, RemoteKey, RemoteMemory};
 
-use crate::initiator::MAX_PACKED;
+use crate::initiator::MAX_COALESCED;
 
 /// All imports of a domain over connections that coalesce, by the peer and the rkey of their requests. Several imports
 /// have the same rkey if the peer's region was imported several times, or if the peer's device has used a key again.
@@ -84,7 +84,7 @@ impl RemoteMemory for CoalescedImport {
     }
 
     fn max_coalesced(&self) -> u64 {
-        MAX_PACKED
+        MAX_COALESCED
     }
 
     fn path(&self) -> &'static str {

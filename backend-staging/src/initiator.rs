@@ -43,7 +43,11 @@ use crate::wr_id::{InternalWrId, WrRole, staging_status};
 /// The most work requests that wait for slots or are in slots.
 const MAX_QUEUED: usize = SLOT_COUNT * MAX_PAGES;
 /// The most bytes of work requests that are packed: of larger ones, a slot has few anyway.
-pub(crate) const MAX_PACKED: u64 = SLOT_BYTES as u64 / 4;
+const MAX_PACKED: u64 = SLOT_BYTES as u64 / 4;
+/// The most bytes of work requests that are coalesced although both devices reach the memory: the requests of larger
+/// ones do not limit a device. A p5's card reaches its line with pages of 16 KiB; over tcp, coalesced pages of 64 KiB
+/// were slower than direct ones.
+pub(crate) const MAX_COALESCED: u64 = 32 << 10;
 
 pub(crate) struct SlotInitiator {
     connection: Arc<Connection>,

@@ -137,7 +137,7 @@ fn a_receipt_and_explain_tell_of_coalescing() {
     let large = to_target.explain_write(source, 0..source.len(), remote, 0, &options(CoalescePolicy::Always));
     let large = large.unwrap().coalescing.unwrap();
     assert!(
-        large.starts_with("not coalesced: ") && large.ends_with(" on average is more than 64 KiB"),
+        large.starts_with("not coalesced: ") && large.ends_with(" on average is more than 32 KiB"),
         "{large}"
     );
     // The path policy has the last word.

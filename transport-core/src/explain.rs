@@ -42,7 +42,8 @@ pub struct Explanation {
     pub staging_reason: Option<String>,
     /// Why the request does not run in the calling thread; `None` if it does.
     pub queued: Option<String>,
-    /// Whether the pieces share large work requests, through slots of both sides, and why. `None` for a message.
+    /// Whether the pieces share large work requests, through slots of both sides, and why. `None` for a message, and if
+    /// the transport does not coalesce.
     pub coalescing: Option<String>,
     /// Whether copies by the CPU bypass the caches. It says nothing of copies by devices.
     pub streams: bool,
@@ -303,7 +304,11 @@ fn explain(peer: &PeerInner, link: &Link, work: &Work, queued: Option<String>) -
             let mut regions = local.regions[taken].iter().flatten();
             regions.find_map(|region| region.staging_reason()).map(str::to_owned)
         }),
-        coalescing: work.remote.as_ref().map(|remote| explain_coalescing(work, remote)),
+        coalescing: work
+            .remote
+            .as_ref()
+            .filter(|_| link.capabilities().is_some_and(|caps| caps.coalesce.is_some()))
+            .map(|remote| explain_coalescing(work, remote)),
         streams: copy::strategy(work.shape.bytes(), work.locality) == CopyStrategy::Stream,
         imm: match work.imm {
             None => None,
@@ -330,7 +335,7 @@ fn explain_coalescing(work: &Work, remote: &RemoteInner) -> String {
         return format!("coalesced: the pieces{left_out} share slots; they have {} on average", size(mean));
     }
     match most {
-        0 => "not coalesced: one of the two sides does not allow it".into(),
+        0 => "not coalesced: the peer does not allow it".into(),
         most if mean > most => {
             format!("not coalesced: {} on average is more than {}", size(mean), size(most))
         }

@@ -100,7 +100,7 @@ impl WriteOptions {
 
     /// Whether small pages share large work requests, through slots of both sides; by default, as the transport says
     /// (`MULTIRAIL_COALESCE`). With [`CoalescePolicy::Always`] the operation is refused with `Unsupported` if one of the
-    /// two sides does not coalesce. Pages of more than 64 KiB have requests of their own in any case.
+    /// two sides does not coalesce. Pages of more than 32 KiB have requests of their own in any case.
     pub fn coalesce(mut self, policy: CoalescePolicy) -> Self {
         self.coalesce = Some(policy);
         self
