@@ -177,6 +177,28 @@ fn time_passes_only_by_the_clock() {
 }
 
 #[test]
+fn small_requests_wait_for_the_device_and_large_ones_for_the_line() {
+    // A byte takes 1 ns, and a request at least 1 µs.
+    let link =
+        LinkModel { bits_per_s: Some(8_000_000_000), ops_per_s: Some(1_000_000), ..LinkModel::default() };
+    for (len, micros) in [(8, 1), (1000, 1), (4000, 4)] {
+        let (mut a, b, to_b, _) = linked(link.clone(), 1);
+        assert_eq!(a.domain.capabilities().requests_per_s, Some(1_000_000));
+        let (source, target) = (a.register(len, Access::LOCAL), b.register(len, BOTH));
+        let import = a.import(to_b, &*target.region);
+        let request = write(0, to_b, &source, Some(&import));
+        let batch: Vec<_> = (0..5).map(|id| WorkRequest { id, ..request }).collect();
+        assert_eq!(a.post(&batch).accepted, 5);
+        for id in 0..5 {
+            a.clock.advance(Duration::from_nanos(micros * 1000 - 1));
+            assert!(a.poll().is_empty(), "request {id} of {len} bytes is early");
+            a.clock.advance(Duration::from_nanos(1));
+            assert_eq!(a.poll(), [done(id, 1)]);
+        }
+    }
+}
+
+#[test]
 fn depth_loss_and_abort() {
     let link = LinkModel {
         send_depth: Some(4),

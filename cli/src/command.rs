@@ -85,7 +85,8 @@ impl Command {
         };
         let given = [
             (backend, common.backend.is_some(), "--backend"),
-            (backend, common.provider.is_given(), "--provider, --domains or --node"),
+            (backend || matches!(self, Self::Simulate(_)), common.provider.name().is_some(), "--provider"),
+            (backend, common.provider.has_place(), "--domains or --node"),
             (security, common.security.is_given(), "--token-file or --tls-..."),
             (dump, common.dump.is_some(), "--dump"),
             (json, common.json, "--json"),

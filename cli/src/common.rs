@@ -148,6 +148,16 @@ impl ProviderOptions {
         Ok(registry.with(multirail::staged_if_asked(Arc::new(Efa::with(config)))))
     }
 
+    /// The name of libfabric's provider, if it is given.
+    pub fn name(&self) -> Option<&str> {
+        self.provider.as_deref()
+    }
+
+    /// Returns true if an option besides the provider's name is given.
+    pub fn has_place(&self) -> bool {
+        self.domains.is_some() || self.node.is_some()
+    }
+
     /// Returns true if an option is given.
     pub fn is_given(&self) -> bool {
         !self.arguments().is_empty()

@@ -89,7 +89,9 @@ fn an_unavailable_backend_is_an_error() {
         (&["bench", "ladder", "--token-file", "/nope"], 2, "--token-file or --tls-... has no effect"),
         (&["topo", "--token-file", "/nope"], 2, "--token-file or --tls-... has no effect"),
         (&["topo", "--dump", "file"], 2, "--dump has no effect"),
-        (&["simulate", "--provider", "tcp"], 2, "--provider, --domains or --node has no effect"),
+        (&["simulate", "--node", "::1"], 2, "--domains or --node has no effect"),
+        (&["simulate", "--provider", "tcp"], 1, "does not know what the provider tcp costs"),
+        (&["trace", "--provider", "tcp", "file"], 2, "--provider has no effect"),
         (&["simulate", "--token-file", "/nope"], 2, "--token-file or --tls-... has no effect"),
         (&["trace", "--json", "file"], 2, "--json has no effect"),
     ] {

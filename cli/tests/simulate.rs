@@ -105,6 +105,113 @@ fn it_is_calibrated_by_published_figures() {
     }
 }
 
+/// A p5 over efa-direct, with all costs counted, so that the rows are the same on every machine.
+const P5: [&str; 4] = ["--profile", "p5", "--provider", "efa-direct"];
+
+fn p5(options: &[&str]) -> Value {
+    let mut rows = simulate(&[&P5, options].concat());
+    assert_eq!(rows.len(), 1);
+    rows.remove(0)
+}
+
+#[test]
+fn rows_name_their_limit_and_its_use() {
+    let stages = ["line", "requests", "cpu", "copy"];
+    for (options, way, limit) in [
+        (&["--size", "64KiB"][..], "direct", "line"),
+        (&["--size", "4KiB"], "direct", "requests"),
+        (&["--size", "4KiB", "--cores", "1"], "direct", "cpu"),
+        (&["--size", "4KiB", "--run", "8"], "merged", "line"),
+        (&["--size", "4KiB", "--coalesce", "always"], "coalesced", "line"),
+        (&["--size", "4KiB", "--coalesce", "always", "--memory", "host"], "coalesced", "copy"),
+    ] {
+        let row = p5(&[options, &["--groups", "2"]].concat());
+        assert_eq!((&row["way"], &row["limit"]), (&way.into(), &limit.into()), "{row}");
+        let used = |stage: &str| number(&row, &format!("{stage}_percent"));
+        assert!(stages.iter().all(|stage| used(stage) <= used(limit)), "{row}");
+        assert!((90.0..101.0).contains(&used(limit)), "{row}");
+        assert!((0.0..=2.01).contains(&number(&row, "cores")), "{row}");
+        let percent = number(&row, "gbps") / number(&row, "ceiling_gbps") * 100.0;
+        assert!((percent - number(&row, "percent_of_ceiling")).abs() < 0.001, "{row}");
+    }
+    let row = &simulate(&["--profile", "cx7", "--post-cost-ns=90", "--size=2KiB", "--target-run=16"])[0];
+    assert_eq!(row["way"], "gathered", "{row}");
+}
+
+#[test]
+fn a_provider_takes_cores() {
+    // 5.95 million writes of 64 KiB a second, of 878, 1811 and 12325 instructions, at 4.5 a nanosecond.
+    for (provider, cores) in [("efa-direct", 1.16), ("efa", 2.39)] {
+        let row = simulate(&["--provider", provider, "--size", "64KiB"]).remove(0);
+        assert!((number(&row, "cores") / cores - 1.0).abs() < 0.02, "{row}");
+        assert!(number(&row, "percent_of_ceiling") >= 99.8, "{row}");
+    }
+    let row = simulate(&["--provider", "efa-1.17", "--size", "64KiB"]).remove(0);
+    assert_eq!(row["limit"], "cpu", "{row}");
+    assert!((number(&row, "gbps") / (8.0 * 65536.0 * 8.0 / (12325.0 / 4.5)) - 1.0).abs() < 0.02, "{row}");
+    // A faster processor, and no other cost.
+    let row = p5(&["--size", "64KiB", "--instructions-per-ns", "9", "--post-cost-ns", "0"]);
+    assert!((number(&row, "request_ns") - 734.0 / 9.0).abs() < 0.001, "{row}");
+}
+
+#[test]
+fn coalescing_brings_small_pages_of_gpus_to_the_line() {
+    for (size, never, auto, way) in [
+        ("1KiB", 6.8, 60.0, "coalesced"),
+        ("4KiB", 27.3, 90.0, "coalesced"),
+        ("64KiB", 100.0, 99.8, "direct"),
+    ] {
+        // Groups share nothing: two are as fast as eight, each.
+        let row = p5(&["--size", size, "--groups", "2", "--coalesce", "never"]);
+        assert!((number(&row, "percent_of_ceiling") / never - 1.0).abs() < 0.01, "{row}");
+        let row = p5(&["--size", size, "--groups", "2", "--coalesce", "auto"]);
+        assert_eq!(row["way"], way, "{row}");
+        assert!(number(&row, "percent_of_ceiling") >= auto, "{row}");
+        assert!(number(&row, "imbalance_percent") < 1.0, "{row}");
+    }
+}
+
+#[test]
+fn the_slowest_stage_of_slots_sets_the_pace() {
+    let always =
+        |options: &[&str]| p5(&[&["--groups=1", "--size=4KiB", "--coalesce=always"], options].concat());
+    let full = always(&[]);
+    // Both sides' cores work, and the page table of 24 bytes a page is on the line.
+    assert!(number(&full, "target_cores") > 0.2 && number(&full, "cores") > 0.2, "{full}");
+    let table = number(&full, "line_percent") / number(&full, "percent_of_ceiling");
+    assert!((table - (4096.0 + 24.0) / 4096.0).abs() < 0.001, "{full}");
+    // Each small slot costs as much as a large one.
+    let small = always(&["--slot-bytes", "64KiB"]);
+    assert_eq!(small["limit"], "cpu", "{small}");
+    assert!(number(&small, "gbps") < 0.5 * number(&full, "gbps"), "{small}");
+    // Two slots leave the line idle while they are emptied.
+    let two = always(&["--ring-bytes", "512KiB"]);
+    assert!(number(&two, "gbps") < 0.6 * number(&full, "gbps"), "{two}");
+    // One core copies 9.7 GB/s of pages of 4 KiB on each side, and lists them.
+    let host = always(&["--memory", "host"]);
+    assert!((0.85..1.0).contains(&(number(&host, "gbytes_per_s") / 9.7)), "{host}");
+}
+
+#[test]
+fn auto_is_as_fast_as_the_better_one() {
+    for options in [
+        &["--provider=efa-direct"][..],
+        &["--provider=efa", "--memory=host"],
+        &["--provider=efa-direct", "--run=8"],
+        &["--provider=efa", "--profile=p5en"],
+        &["--post-cost-ns=90", "--profile=cx7", "--target-run=16"],
+    ] {
+        let rows = |coalesce: &str| {
+            let sizes = ["--size=1KiB", "--size=4KiB", "--size=16KiB", "--groups=1", "--coalesce", coalesce];
+            simulate(&[options, &sizes].concat())
+        };
+        for ((never, always), auto) in rows("never").iter().zip(rows("always")).zip(rows("auto")) {
+            let best = number(never, "gbps").max(number(&always, "gbps"));
+            assert!(number(&auto, "gbps") >= 0.95 * best, "{never}\n{always}\n{auto}");
+        }
+    }
+}
+
 #[test]
 fn one_seed_one_row() {
     let rows = || simulate(&["--size", "16KiB", "--groups", "2", "--seed", "7", COST[0], COST[1]]);
@@ -174,6 +281,11 @@ fn invalid_options_are_refused_in_a_sentence() {
         (["--post-cost-ns", "-1"], "0 or more"),
         (["--peers", "0"], "between 1 and"),
         (["--incast", "0"], "between 1 and"),
+        (["--provider", "tcp"], "give efa-direct or efa"),
+        (["--instructions-per-ns", "0"], "between 0.1 and 100"),
+        (["--slot-bytes", "1KiB"], "between 4 KiB and 4 MiB"),
+        (["--ring-bytes", "256KiB"], "at least two slots"),
+        (["--run", "0"], "1..=1024"),
     ] {
         let joined = format!("{}={}", options[0], options[1]);
         let (done, _, said) = run(&["simulate", &joined]);
@@ -195,6 +307,16 @@ fn invalid_options_are_refused_in_a_sentence() {
     assert!(!done && said.contains("--fail-rails"), "{said}");
     let (done, _, said) = run(&["simulate", "--fairness", "--post-cost-ns=1", "--large=0"]);
     assert!(!done && said.contains("between 1 byte"), "{said}");
+    for (options, says) in [
+        (["--coalesce=auto", "--remote-cards=2"], "remove --remote-cards"),
+        (["--coalesce=auto", "--peers=1"], "cannot be used with"),
+        (["--provider=efa", "--peers=1"], "no effect on --peers"),
+        (["--provider=efa-1.17", "--fairness"], "those of efa-1.17 differ"),
+        (["--run=1024", "--size=2MiB"], "must not exceed 1 GiB"),
+    ] {
+        let (done, _, said) = run(&[&["simulate"][..], &options].concat());
+        assert!(!done && said.contains(says), "{options:?}: {said}");
+    }
     let (done, _, said) = run(&["simulate", "--no-grants"]);
     assert!(!done && said.contains("--incast"), "{said}");
 }

@@ -16,7 +16,7 @@ const STEADY: [&[&str]; 4] = [
 ];
 
 /// A command whose numbers differ in each run.
-const MEASURING: [&[&str]; 6] = [
+const MEASURING: [&[&str]; 7] = [
     &["bench", "--duration", "20ms", "--pages", "16"],
     &["bench", "--duration", "5ms", "--pages", "4", "--sweep"],
     &["bench", "ladder", "--null", "--duration", "5ms"],
@@ -33,6 +33,7 @@ const MEASURING: [&[&str]; 6] = [
         "--size",
         "4KiB",
     ],
+    &["simulate", "--provider", "efa", "--groups", "1", "--size", "4KiB", "--coalesce", "always"],
     &["simulate", "--post-cost-ns", "100", "--incast", "4"],
     &["bench", "--duration", "5ms", "--op", "write-list", "--contiguous", "0.5", "--pages", "16", "--sweep"],
 ];

@@ -24,6 +24,7 @@
 //! - [`Clock`]: time is injected, as is every seed.
 //! - [`observe`]: what a fabric does, and what each operation waits for.
 //! - [`admin`]: a socket for other programs, which look at the rails and take devices out of service.
+//! - [`way`]: the cost model of the four ways that pages can take.
 //! - [`spi`]: the traits that a backend implements.
 //!
 //! Below: `multirail-engine` runs operations (one step is `Engine::step`), and `multirail-control` is the control
@@ -92,6 +93,7 @@ pub use control::{
     Acceptor, Bootstrap, Channel, Incoming, MAX_FRAME, RecvHalf, SendHalf, TcpBootstrap, Token,
 };
 pub use descriptor::Descriptor;
+pub use engine::plan::way;
 pub use engine::{
     Cancel, EvenShares, Grant, GrantPolicy, GrantRequest, ImmMode, Message, Op, OpId, Outcome, PeerId,
     RailCounters, RailReceipt, Receipt, StepReport, Trigger, wait,

@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use crate::faults::Faults;
 use crate::p5::CARDS;
@@ -26,6 +27,8 @@ pub(crate) struct Config {
     pub(crate) unsolicited: bool,
     /// The rate of each card in Gbit/s; 0 for no limit.
     pub(crate) gbps: f64,
+    /// The requests per second of each card, of any size; 0 for no limit.
+    pub(crate) ops: u64,
     pub(crate) faults: Faults,
     /// Whether the end of every request is printed to standard error.
     pub(crate) trace: bool,
@@ -42,6 +45,7 @@ impl Config {
             read: true,
             unsolicited: true,
             gbps: 0.0,
+            ops: 0,
             faults: Faults::default(),
             trace: false,
         };
@@ -70,14 +74,25 @@ impl Config {
                 let gbps = value.parse().ok().filter(is_sane);
                 self.gbps = gbps.ok_or("Gbit/s are expected, 0.001 to 1000000, or 0 for no limit")?;
             }
+            "OPS" => {
+                self.ops = value.parse().map_err(|_| "requests a second are expected, or 0 for no limit")?
+            }
             "TRACE" => self.trace = switch(value)?,
             "FAULTS" => self.faults = Faults::parse(value)?,
             _ => {
-                let known = "DEVICES, DIR, SEED, RDMA_WRITE, RDMA_READ, UNSOLICITED, GBPS, FAULTS, TRACE";
+                let known =
+                    "DEVICES, DIR, SEED, RDMA_WRITE, RDMA_READ, UNSOLICITED, GBPS, OPS, FAULTS, TRACE";
                 return Err(format!("no such setting; there are {known}"));
             }
         }
         Ok(())
+    }
+
+    /// The time for which a request of `len` bytes keeps a card busy. `None` if cards have no limits.
+    pub(crate) fn occupancy(&self, len: u64) -> Option<Duration> {
+        let wire = (self.gbps > 0.0).then(|| Duration::from_secs_f64(len as f64 * 8.0 / self.gbps / 1e9));
+        let request = (self.ops > 0).then(|| Duration::from_secs_f64(1.0 / self.ops as f64));
+        wire.max(request)
     }
 }
 
@@ -112,6 +127,8 @@ mod tests {
             ("EFA_SIM_DIR", "here"),
             ("EFA_SIM_GBPS", "NaN"),
             ("EFA_SIM_GBPS", "1e-300"),
+            ("EFA_SIM_OPS", "-1"),
+            ("EFA_SIM_OPS", "1e6"),
             ("EFA_SIM_RDMA_READ", "yes"),
             ("EFA_SIM_FAULTS", "die"),
             ("EFA_SIM_TYPO", "1"),
@@ -119,5 +136,17 @@ mod tests {
             let why = read(&[(name, value)]).err();
             assert!(why.as_ref().is_some_and(|why| why.starts_with(name)), "{name}={value}: {why:?}");
         }
+    }
+
+    #[test]
+    fn a_request_takes_the_longer_of_its_wire_time_and_the_card_s_time() {
+        let occupancy = |variables: &[(&str, &str)], len| read(variables).map(|config| config.occupancy(len));
+        let (gbps, ops) = (("EFA_SIM_GBPS", "8"), ("EFA_SIM_OPS", "1000000"));
+        let micros = |micros| Ok(Some(Duration::from_micros(micros)));
+        assert_eq!(occupancy(&[], 4000), Ok(None));
+        assert_eq!(occupancy(&[gbps], 4000), micros(4));
+        assert_eq!(occupancy(&[ops], 4000), micros(1));
+        assert_eq!(occupancy(&[gbps, ops], 4000), micros(4));
+        assert_eq!(occupancy(&[gbps, ops], 100), micros(1));
     }
 }

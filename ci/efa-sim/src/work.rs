@@ -2,7 +2,7 @@
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rdma_sys as ib;
 
@@ -17,7 +17,7 @@ use crate::status::CompletionStatus;
 pub(crate) struct ActiveRequests {
     pending: Vec<SendRequest>,
     random: fastrand::Rng,
-    /// The time when the link is free again.
+    /// The time when the card is free again.
     free: Option<Instant>,
 }
 
@@ -53,14 +53,11 @@ impl SimQueuePair {
             }
             return libc::ENOMEM;
         }
-        if host.config.gbps > 0.0 {
-            for request in &mut requests {
-                let wire = Duration::from_secs_f64(request.len() as f64 * 8.0 / host.config.gbps / 1e9);
-                let due = active.free.unwrap_or_else(Instant::now).max(Instant::now()) + wire;
+        for request in &mut requests {
+            if let Some(busy) = host.config.occupancy(request.len()) {
+                let due = active.free.unwrap_or_else(Instant::now).max(Instant::now()) + busy;
                 (active.free, request.due) = (Some(due), Some(due));
             }
-        }
-        for request in &mut requests {
             request.fault = host.config.faults.status();
             request.finds_no_receive =
                 request.operation == RequestOperation::Send && host.config.faults.finds_no_receive();

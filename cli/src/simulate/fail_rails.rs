@@ -5,6 +5,7 @@ use std::time::Duration;
 use multirail::Time;
 use serde::Serialize;
 
+use super::costs::ProcessorCosts;
 use super::failing_group::{CardLoss, FailingGroup, Healing};
 use super::profile::{Profile, ProfileName};
 use crate::Common;
@@ -123,11 +124,13 @@ pub fn run(
     profile: &Profile,
     failed: u32,
     sizes: &[u64],
-    cost: f64,
+    costs: &ProcessorCosts,
     fence_takes: Duration,
 ) -> CommandResult {
     check(profile, failed)?;
-    let row = |size: &u64| FailRailsRow::simulate(name, profile, failed, *size, cost, fence_takes);
+    let row = |size: &u64| {
+        FailRailsRow::simulate(name, profile, failed, *size, costs.request_ns(*size), fence_takes)
+    };
     FailRailsRow::print(common, &sizes.iter().map(row).collect::<CommandResult<Vec<_>>>()?)
 }
 

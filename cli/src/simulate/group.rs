@@ -8,7 +8,9 @@ use multirail::{
     TransportConfig,
 };
 
+use super::host::{GroupStep, GroupTotals};
 use super::profile::Profile;
+use super::way_plan::WayPlan;
 use crate::failure::CommandResult;
 
 /// The number of pages of an operation and of the regions. No page is touched, so they need no memory.
@@ -27,12 +29,20 @@ pub struct BusyGroup {
     from: Pages,
     to: Pages,
     page: usize,
+    request_ns: f64,
     inflight: Vec<Op>,
 }
 
 impl BusyGroup {
-    /// Opens group `number` of `profile`. It writes scattered pages of `page` bytes.
-    pub fn open(profile: &Profile, number: u32, page: u64, clock: Arc<dyn Clock>) -> CommandResult<Self> {
+    /// Opens group `number` of `profile`. Each of its work requests carries `plan`'s payload, as one page that no other
+    /// page follows.
+    pub fn open(
+        profile: &Profile,
+        number: u32,
+        plan: &WayPlan,
+        clock: Arc<dyn Clock>,
+    ) -> CommandResult<Self> {
+        let page = plan.payload;
         let switch = Switch::default();
         let open = |side: u64, cards: u32| {
             let mut cards = Null::new(cards).link(profile.card.clone());
@@ -57,12 +67,19 @@ impl BusyGroup {
         let mut random = fastrand::Rng::with_seed(profile.seed);
         let (from, to) = (shuffled_pages(PAGES, &mut random), shuffled_pages(PAGES, &mut random));
         let inflight = Vec::with_capacity(INFLIGHT);
-        Ok(Self { fabric, _target: target, peer, source, landing, from, to, page: page as usize, inflight })
+        let (page, request_ns) = (page as usize, plan.request_ns);
+        Ok(Self { fabric, _target: target, peer, source, landing, from, to, page, request_ns, inflight })
+    }
+
+    /// Runs one turn of the engine, with enough operations.
+    pub fn step(&mut self) -> CommandResult<GroupStep> {
+        let (posted, had_event) = self.turn()?;
+        Ok(GroupStep { cpu_ns: posted as f64 * self.request_ns, had_event })
     }
 
     /// Runs one turn of the engine, with enough operations. Returns the number of posted requests, and whether there
     /// was an event.
-    pub fn step(&mut self) -> CommandResult<(usize, bool)> {
+    pub fn turn(&mut self) -> CommandResult<(usize, bool)> {
         let mut ended = Ok(());
         self.inflight.retain_mut(|op| match op.try_result() {
             None => true,
@@ -90,9 +107,10 @@ impl BusyGroup {
         self.fabric.due()
     }
 
-    /// The number of completed requests of each card.
-    pub fn completed(&self) -> Vec<u64> {
-        self.fabric.counters().iter().map(|rail| rail.completions).collect()
+    /// What each card has carried.
+    pub fn totals(&self) -> GroupTotals {
+        let requests: Vec<_> = self.fabric.counters().iter().map(|rail| rail.completions).collect();
+        GroupTotals { units: requests.clone(), requests, ..GroupTotals::default() }
     }
 }
 

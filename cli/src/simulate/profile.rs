@@ -1,5 +1,7 @@
 //! The hosts that can be simulated.
 
+use std::time::Duration;
+
 use backend_loopback::LinkModel;
 
 use crate::failure::{CommandFailure, CommandResult};
@@ -12,6 +14,10 @@ pub enum ProfileName {
     P5,
     /// One GPU with 2 EFA cards of 200 Gbps, as in fabric-lib's published figures
     Efa2x200,
+    /// AWS p5en.48xlarge: 8 rail groups of 2 EFA cards of 200 Gbps
+    P5en,
+    /// 8 rail groups of one ConnectX-7 of 400 Gbps
+    Cx7,
 }
 
 /// The rail groups and cards of a host.
@@ -27,6 +33,8 @@ pub struct Profile {
     pub remote_cards: Option<u32>,
     /// The model of a card.
     pub card: LinkModel,
+    /// The entries of a card's gather list. 1: it has none.
+    pub gather_entries: u32,
     /// The seed of the cards' random choices.
     pub seed: u64,
 }
@@ -35,15 +43,37 @@ impl Profile {
     /// The profile with this name.
     pub fn named(name: ProfileName) -> Self {
         let p5 = LinkModel::p5();
+        // 364 Gbps was published for pages of 64 KiB over two cards of 200 Gbps (fabric-lib), and 366 GB/s for the 16
+        // cards of a p5en (Mooncake).
+        let efa200 = LinkModel { bits_per_s: Some(182_000_000_000), ..p5.clone() };
+        let of = |groups, cards, card| Self {
+            groups,
+            cards,
+            lost_cards: 0,
+            remote_cards: None,
+            card,
+            gather_entries: 1,
+            seed: 1,
+        };
         match name {
-            ProfileName::P5 => {
-                Self { groups: 8, cards: 4, lost_cards: 0, remote_cards: None, card: p5, seed: 1 }
-            }
-            ProfileName::Efa2x200 => {
-                // 364 Gbps was published for pages of 64 KiB over both cards. At 1 and 16 KiB
-                // the CPU was the limit there, so these cards take any number of requests.
-                let card = LinkModel { bits_per_s: Some(182_000_000_000), ops_per_s: None, ..p5 };
-                Self { groups: 1, cards: 2, lost_cards: 0, remote_cards: None, card, seed: 1 }
+            ProfileName::P5 => of(8, 4, p5),
+            // At 1 and 16 KiB the CPU was the limit there, so these cards take any number of requests.
+            ProfileName::Efa2x200 => of(1, 2, LinkModel { ops_per_s: None, ..efa200 }),
+            // 2.11 million requests a second over two cards is the highest published rate (fabric-lib). The cards' own
+            // limit is not known.
+            ProfileName::P5en => of(8, 2, LinkModel { ops_per_s: Some(1_055_000), ..efa200 }),
+            // 370 Gbps at 64 KiB and 11.1 million requests a second at 1 KiB (fabric-lib, one card). 3 µs is a round
+            // figure for one way. mlx5's `max_sge` is 30.
+            ProfileName::Cx7 => {
+                let card = LinkModel {
+                    reorder: false,
+                    latency: Duration::from_micros(3),
+                    jitter: Duration::ZERO,
+                    bits_per_s: Some(370_000_000_000),
+                    ops_per_s: Some(11_100_000),
+                    ..p5
+                };
+                Self { gather_entries: 30, ..of(8, 1, card) }
             }
         }
     }

@@ -1,9 +1,13 @@
 //! The printed row of one simulated page size.
 
+use multirail::way::Way;
 use serde::Serialize;
 
+use super::costs::{MemoryKind, ProcessorCosts};
 use super::host::HostResult;
 use super::profile::{Profile, ProfileName};
+use super::provider::CountedProvider;
+use super::way_plan::{PageOptions, WayPlan};
 use crate::Common;
 use crate::failure::CommandResult;
 use crate::output::{self, TextTable};
@@ -16,11 +20,35 @@ pub struct PageSizeRow {
     profile: ProfileName,
     size: u64,
     rails: u32,
-    cores: u32,
+    provider: Option<CountedProvider>,
+    memory: MemoryKind,
+    /// `direct`, `merged`, `gathered` or `coalesced`.
+    way: &'static str,
+    /// The stage that was busiest: `line`, `requests`, `cpu` or `copy`.
+    limit: &'static str,
+    /// The bytes of pages in a work request, or in a slot.
+    payload: u64,
+    /// The bytes of a slot, of coalesced pages.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    slot_bytes: Option<u64>,
+    /// The cores that drive the rail groups, and how many of them were busy, on average.
+    driving_cores: u32,
+    cores: f64,
+    /// The busy cores of the target, for this transfer.
+    target_cores: f64,
+    /// Our CPU time per work request; and that with the provider's and with that of the request's pages.
     post_cost_ns: f64,
+    request_ns: f64,
     pub gbps: f64,
+    gbytes_per_s: f64,
     ceiling_gbps: f64,
     percent_of_ceiling: f64,
+    /// How busy each stage was.
+    line_percent: f64,
+    requests_percent: f64,
+    cpu_percent: f64,
+    copy_percent: f64,
+    /// As `cores`.
     busy_cores: f64,
     /// The difference between the busiest and the least busy card, in percent.
     imbalance_percent: f64,
@@ -30,27 +58,44 @@ pub struct PageSizeRow {
 }
 
 impl PageSizeRow {
-    /// The row of one simulation.
+    /// The row of one simulation with `cores` cores.
     pub fn new(
         name: ProfileName,
         profile: &Profile,
-        cores: u32,
-        cost: f64,
+        costs: &ProcessorCosts,
+        options: &PageOptions,
         size: u64,
+        (plan, cores): (&WayPlan, u32),
         measured: &HostResult,
     ) -> Self {
         let (least, most) = (measured.bytes.iter().min(), measured.bytes.iter().max());
         let (least, most) = (least.copied().unwrap_or(0) as f64, most.copied().unwrap_or(0) as f64);
+        let percent = |part: f64| round(part * 100.0);
+        let usage = measured.usage;
         Self {
             model: "simulation, not a measurement",
             profile: name,
             size,
             rails: profile.all_cards(),
-            cores,
-            post_cost_ns: round(cost),
+            provider: costs.provider,
+            memory: options.memory,
+            way: plan.way.name(),
+            limit: usage.limit().name(),
+            payload: plan.payload,
+            slot_bytes: plan.slots.map(|slots| slots.costs.slot_bytes),
+            driving_cores: cores,
+            cores: round(measured.busy_cores),
+            target_cores: round(measured.target_cores),
+            post_cost_ns: round(costs.ours_ns),
+            request_ns: round(plan.request_ns),
             gbps: round(measured.gbps),
+            gbytes_per_s: round(measured.gbps / 8.0),
             ceiling_gbps: round(profile.ceiling_gbps()),
-            percent_of_ceiling: round(measured.gbps / profile.ceiling_gbps() * 100.0),
+            percent_of_ceiling: percent(measured.gbps / profile.ceiling_gbps()),
+            line_percent: percent(usage.line),
+            requests_percent: percent(usage.requests),
+            cpu_percent: percent(usage.cpu),
+            copy_percent: percent(usage.copy),
             busy_cores: round(measured.busy_cores),
             imbalance_percent: round((most - least) / most.max(1.0) * 100.0),
             rail_bytes: measured.bytes.clone(),
@@ -63,15 +108,26 @@ impl PageSizeRow {
         if common.json {
             return rows.iter().try_for_each(output::json);
         }
-        let table = TextTable::named_by(0).number("size").number("rails").number("cores");
-        let table = table.number("ns per WR").optional(3).number("Gbps").number("ceiling Gbps");
-        let table = table.number("% of ceiling").number("busy cores").optional(1);
-        let mut table = table.number("imbalance %").optional(2).number("fewest cores");
+        let table = TextTable::named_by(0).number("size").text("way").optional(5).number("rails");
+        let table = table.optional(4).number("ns per WR").number("Gbps").optional(6).number("ceiling Gbps");
+        let table = table.number("% of ceiling").text("limit").number("cores").number("target cores");
+        let mut table = table.optional(1).number("imbalance %").optional(2).number("fewest cores");
         rows.iter().for_each(|row| table.row(row.cells()));
         table.print()?;
         if rows.iter().any(|row| row.percent_of_ceiling > 100.0) {
             output::print_text(
                 "over 100 %: some requests began before the measured time and completed within it",
+            )?;
+        }
+        if rows.iter().any(|row| row.slot_bytes.is_some()) {
+            output::print_text("coalesced pages: a model of the stages that a slot passes")?;
+        }
+        if rows.iter().any(|row| row.way == Way::Gathered.name()) {
+            output::print_text("gather lists are modelled: the engine does not have them")?;
+        }
+        if rows.iter().any(|row| row.provider.is_none()) {
+            output::print_text(
+                "the cores' time is the engine's own: with --provider, the provider's is added",
             )?;
         }
         output::print_text(
@@ -82,13 +138,15 @@ impl PageSizeRow {
     fn cells(&self) -> Vec<String> {
         vec![
             Size(self.size).to_string(),
+            self.way.to_owned(),
             self.rails.to_string(),
-            self.cores.to_string(),
-            format!("{:.1}", self.post_cost_ns),
+            format!("{:.1}", self.request_ns),
             format!("{:.1}", self.gbps),
             format!("{:.1}", self.ceiling_gbps),
             format!("{:.2}", self.percent_of_ceiling),
-            format!("{:.2}", self.busy_cores),
+            self.limit.to_owned(),
+            format!("{:.2}", self.cores),
+            format!("{:.2}", self.target_cores),
             format!("{:.2}", self.imbalance_percent),
             self.fewest_cores.map_or(String::new(), |cores| cores.to_string()),
         ]

@@ -4,6 +4,7 @@
 //! engine asks for the pieces that it posts next.
 
 mod list;
+pub mod way;
 
 use std::ops::Range;
 use std::sync::Arc;
