@@ -44,7 +44,7 @@ def main() -> None:
     arguments = parser.parse_args()
     # What a bench takes without its transfers: starting, connecting, filling and comparing memory.
     setup = statistics.median(run(arguments, "4KiB", "never", "10ms")[1] for _ in range(3))
-    sizes, policies = ("1KiB", "4KiB", "16KiB", "64KiB"), ("never", "always")
+    sizes, policies = ("1KiB", "4KiB", "16KiB", "64KiB"), ("never", "always", "auto")
     rows = {(size, policy): [] for size in sizes for policy in policies}
     for _ in range(arguments.rounds):
         for size, policy in rows:
@@ -55,13 +55,13 @@ def main() -> None:
         for key, row_list in rows.items()
     }
     print(f"{arguments.op}, {arguments.provider}, medians of {arguments.rounds} rounds; processor seconds per GB in brackets")
-    print("| page | never, GB/s | always, GB/s | always / never | always / 64 KiB never |")
-    print("|---|---|---|---|---|")
+    print("| page | never, GB/s | always, GB/s | auto, GB/s | always / never | always / 64 KiB never | auto / best |")
+    print("|---|---|---|---|---|---|---|")
     for size in sizes:
-        never, always = speed[size, "never"], speed[size, "always"]
-        of_line = always / speed["64KiB", "never"]
-        costs = [f"({cost[size, policy]:.2f})" for policy in policies]
-        print(f"| {size} | {never:.3f} {costs[0]} | {always:.3f} {costs[1]} | {always / never:.2f} | {of_line:.2f} |")
+        never, always, auto = (speed[size, policy] for policy in policies)
+        cells = [f"{speed[size, policy]:.3f} ({cost[size, policy]:.2f})" for policy in policies]
+        cells += [f"{always / never:.2f}", f"{always / speed['64KiB', 'never']:.2f}", f"{auto / max(never, always):.2f}"]
+        print(f"| {size} | {' | '.join(cells)} |")
 
 
 if __name__ == "__main__":

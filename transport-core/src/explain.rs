@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use serde::Serialize;
 
+use crate::coalescing::pieces_of;
 use crate::copy::{self, CopyStrategy};
 use crate::engine::memory::{RegionInner, RemoteInner};
 use crate::engine::peer::{CheckedRange, Link, PairedRail};
@@ -327,8 +328,7 @@ fn explain(peer: &PeerInner, link: &Link, work: &Work, queued: Option<String>) -
 
 /// Whether the pieces of an operation are coalesced, and why.
 fn explain_coalescing(work: &Work, remote: &RemoteInner) -> String {
-    let pieces = u64::from(work.shape.piece_count()).max(1);
-    let (mean, most) = (work.shape.bytes().div_ceil(pieces), remote.max_coalesced);
+    let ((_, mean), most) = (pieces_of(work), remote.max_coalesced);
     if work.coalesce {
         let left_out =
             if work.shape.list().is_some() { format!(" of at most {}", size(most)) } else { String::new() };
@@ -339,7 +339,7 @@ fn explain_coalescing(work: &Work, remote: &RemoteInner) -> String {
         most if mean > most => {
             format!("not coalesced: {} on average is more than {}", size(mean), size(most))
         }
-        _ => "not coalesced: the policy does not ask for it".into(),
+        _ => "not coalesced: the policy does not ask for it, or a request for each piece is as fast".into(),
     }
 }
 

@@ -56,6 +56,7 @@
 
 pub mod admin;
 mod catalogue;
+mod coalescing;
 mod descriptor;
 mod explain;
 #[allow(unsafe_code, reason = "passes the contract of registration on to the caller")]

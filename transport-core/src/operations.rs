@@ -7,6 +7,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::coalescing::coalesces;
 use crate::engine::memory::{RegionInner, RemoteInner};
 use crate::engine::op::OpId;
 use crate::engine::peer::{CheckedRange, Link};
@@ -20,8 +21,8 @@ use crate::prepared::{Part, PreparedTransfer};
 use crate::spi::{Capabilities, Operations, WorkKind};
 use crate::striping::{OpSlot, OpSlots};
 use crate::{
-    Access, CoalescePolicy, Error, ErrorKind, ImmMode, LocalList, Op, PathPolicy, Paths, Peer, Region,
-    RemoteList, RemoteRegion, Result, Selection, Time, Trigger,
+    Access, Error, ErrorKind, ImmMode, LocalList, Op, PathPolicy, Peer, Region, RemoteList, RemoteRegion,
+    Result, Selection, Time, Trigger,
 };
 
 /// When an operation was submitted, its trigger, and its deadline.
@@ -689,36 +690,8 @@ impl Peer {
         if options.coalesce.is_none() && remote.0.max_coalesced == 0 {
             return Ok(work);
         }
-        let coalesce = self.coalesces(&work, &remote.0, options)?;
+        let coalesce = coalesces(self, &work, &remote.0, options)?;
         Ok(Work { coalesce, ..work })
-    }
-
-    /// Whether the pages of an operation are coalesced.
-    #[cold]
-    #[inline(never)]
-    fn coalesces(&self, work: &Work, remote: &RemoteInner, options: &WriteOptions) -> Result<bool> {
-        let operation = work.operation_name();
-        let policy = options.coalesce.unwrap_or(remote.coalesce);
-        let must = options.coalesce == Some(CoalescePolicy::Always);
-        if policy != CoalescePolicy::Always {
-            return Ok(false);
-        }
-        if remote.max_coalesced == 0 {
-            let why = "the operation has to coalesce its pages, and one of the two sides does not allow that over \
-                       this transport: set MULTIRAIL_COALESCE in both processes";
-            return if must { Err(Error::new(ErrorKind::Unsupported, operation, why)) } else { Ok(false) };
-        }
-        let paths = self.path_policy().and(options.path_policy);
-        if !paths.allows(Paths::COALESCED) {
-            let label = &self.0.links[remote.first_group].label;
-            return if must {
-                paths.check(Paths::COALESCED, label, operation).map(|()| false)
-            } else {
-                Ok(false)
-            };
-        }
-        let pieces = u64::from(work.shape.piece_count()).max(1);
-        Ok(work.shape.bytes().div_ceil(pieces) <= remote.max_coalesced)
     }
 
     #[inline]

@@ -113,7 +113,8 @@ pub enum CoalescePolicy {
     /// Each page has a work request, or shares one with its neighbours in both memories.
     #[default]
     Never,
-    /// The cheaper way. Today this is the same as `Never`: the library does not know the costs of the two ways yet.
+    /// The faster way, by a cost model: from the device's line rate and rate of requests, the number and the size of the
+    /// pages, and what copies cost. Large pages and few pages go directly.
     Auto,
     /// All pages that are small enough.
     Always,
