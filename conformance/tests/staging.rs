@@ -79,6 +79,9 @@ impl BackendUnderTest for StagedDevices {
     }
 
     fn skip_reason(&self, trial: &str) -> Option<&str> {
+        if trial == "forgery::amid_others" && self.coalesces && self.provider.is_some() {
+            return Some("large pieces go directly, and tcp closes the connection on a wrong key");
+        }
         let more = if self.coalesces { &NOT_COALESCED[..] } else { &[] };
         SKIPPED.iter().chain(more).find(|(name, _)| *name == trial).map(|(_, why)| *why)
     }
