@@ -3,14 +3,15 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use multirail_spi::{Event, PeerSlot, RemoteMemory, SlotTable, WorkKind, WorkRequest};
 
 use crate::copies::Copies;
 use crate::gpu_memory::RegisteredGpuMemory;
+use crate::offer::StagingOffer;
 use crate::region::StagedRegions;
-use crate::staging_buffer::{RemoteBuffer, StagingBuffer};
+use crate::staging_buffer::{RemoteBuffer, SLOT_COUNT, StagingBuffer};
 use crate::wire::WAKE_IMM;
 
 /// A connection to one peer, and the staging buffers of both processes.
@@ -20,15 +21,36 @@ pub(crate) struct Connection {
     pub buffer: StagingBuffer,
     /// The peer's staging buffer, and its import.
     remote: OnceLock<(RemoteBuffer, Arc<dyn RemoteMemory>)>,
+    /// Whether both processes coalesce.
+    coalesces: AtomicBool,
     /// Whether this process offers to use [`WAKE_IMM`].
     pub offers_wake_imm: bool,
+    fence: Mutex<Fence>,
+    /// Whether `fence` is not `Fence::Open`.
+    has_fence: AtomicBool,
     is_closing: AtomicBool,
+}
+
+/// What keeps the target from serving the peer's slot requests.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Fence {
+    /// Nothing: it serves them.
+    Open,
+    /// A fence was asked for, and copies may be under way.
+    Asked,
+    /// No copy is under way, and none begins.
+    Shut,
+    /// The fence is lifted. The target passes over the slot requests that have arrived before: these are their sequence
+    /// numbers, by slot.
+    Lifted(Vec<u32>),
 }
 
 impl Connection {
     fn new(peer: PeerSlot, buffer: StagingBuffer, offers_wake_imm: bool) -> Self {
-        let (remote, is_closing) = (OnceLock::new(), AtomicBool::new(false));
-        Self { peer, buffer, remote, offers_wake_imm, is_closing }
+        let (remote, coalesces, is_closing) =
+            (OnceLock::new(), AtomicBool::new(false), AtomicBool::new(false));
+        let (fence, has_fence) = (Mutex::new(Fence::Open), AtomicBool::new(false));
+        Self { peer, buffer, remote, coalesces, offers_wake_imm, fence, has_fence, is_closing }
     }
 
     /// The peer's staging buffer. `None` if the peer does not stage, or is not connected yet.
@@ -36,11 +58,18 @@ impl Connection {
         self.remote.get().map(|(buffer, _)| *buffer)
     }
 
-    /// Stores the import of the peer's staging buffer. The connection uses [`WAKE_IMM`] if both processes offer it.
-    pub(crate) fn connect(&self, import: Arc<dyn RemoteMemory>, peer_offers_wake_imm: bool) {
-        let wake_imm = (peer_offers_wake_imm && self.offers_wake_imm).then_some(WAKE_IMM);
+    /// Stores the import of the peer's staging buffer. The connection uses [`WAKE_IMM`] if both processes offer it, and
+    /// coalesces if both allow it.
+    pub(crate) fn connect(&self, import: Arc<dyn RemoteMemory>, offer: StagingOffer, coalesces: bool) {
+        let wake_imm = (offer.wake_imm && self.offers_wake_imm).then_some(WAKE_IMM);
+        self.coalesces.store(offer.coalesces && coalesces, Ordering::Release);
         let buffer = RemoteBuffer { base: import.base(), rkey: import.rkey(), wake_imm };
         let _ = self.remote.set((buffer, import));
+    }
+
+    /// Whether pages of registered regions may go through slots.
+    pub(crate) fn coalesces(&self) -> bool {
+        self.coalesces.load(Ordering::Acquire)
     }
 
     /// Whether requests and responses on this connection carry [`WAKE_IMM`].
@@ -51,6 +80,43 @@ impl Connection {
     /// Whether the receiver would take the imm of a work request for [`WAKE_IMM`].
     pub(crate) fn collides_with_wake_imm(&self, kind: WorkKind, imm: Option<u32>) -> bool {
         kind == WorkKind::Write && imm == Some(WAKE_IMM) && self.uses_wake_imm()
+    }
+
+    /// Lets the target serve no slot request any more. Returns whether no copy is under way.
+    pub(crate) fn fence(&self) -> bool {
+        let mut fence = self.locked_fence();
+        if !matches!(*fence, Fence::Asked | Fence::Shut) {
+            *fence = Fence::Asked;
+            self.has_fence.store(true, Ordering::Release);
+        }
+        *fence == Fence::Shut
+    }
+
+    /// Lifts the fence, if there is one. Nothing of what the peer has posted before arrives any more.
+    pub(crate) fn lift_fence(&self) {
+        let mut fence = self.locked_fence();
+        if *fence != Fence::Open {
+            *fence = Fence::Lifted((0..SLOT_COUNT).map(|slot| self.buffer.sequence_in(slot)).collect());
+        }
+    }
+
+    /// The fence. `None` if there is none, which is usual.
+    #[inline]
+    pub(crate) fn current_fence(&self) -> Option<Fence> {
+        self.has_fence.load(Ordering::Acquire).then(|| self.locked_fence().clone())
+    }
+
+    /// Replaces the fence, unless it has changed since it was `seen`.
+    pub(crate) fn move_fence(&self, seen: &Fence, to: Fence) {
+        let mut fence = self.locked_fence();
+        if *fence == *seen {
+            self.has_fence.store(to != Fence::Open, Ordering::Release);
+            *fence = to;
+        }
+    }
+
+    fn locked_fence(&self) -> MutexGuard<'_, Fence> {
+        self.fence.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Marks the connection as closing: the endpoint removes it once the inner endpoint reports the peer as gone.

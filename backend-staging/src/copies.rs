@@ -42,10 +42,10 @@ impl MemoryLocation {
 /// What a copy is for. The caller marks each copy with a tag, and gets the tag back when the copy has completed.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum CopyTag {
-    /// A slot of this process as initiator.
-    Initiator { peer: PeerSlot, slot: usize },
-    /// A slot of this process as target.
-    Target { peer: PeerSlot, slot: usize },
+    /// A page of a slot of this process as initiator.
+    Initiator { peer: PeerSlot, slot: usize, page: usize },
+    /// A page of a slot of this process as target.
+    Target { peer: PeerSlot, slot: usize, page: usize },
     /// The receive with this ID.
     Receive { id: u64 },
 }

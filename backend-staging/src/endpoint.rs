@@ -12,7 +12,8 @@ use multirail_spi::{
 use crate::connection::{Connection, EndpointContext};
 use crate::copies::{Copies, CopyTag};
 use crate::domain::DomainState;
-use crate::initiator::SlotInitiator;
+use crate::imports::SlotAddress;
+use crate::initiator::{MAX_COALESCED, SlotInitiator};
 use crate::receives::StagedReceives;
 use crate::target::SlotTarget;
 use crate::wire::WAKE_IMM;
@@ -73,23 +74,15 @@ impl Endpoint for StagedEndpoint {
         let mut accepted = 0;
         let mut error = None;
         for (run, pieces) in batch.runs() {
-            let taken;
-            if self.is_staged(run, pieces) {
-                let staged = self.stage(run, pieces);
-                error = staged.is_none().then(|| staging_status(ErrorKind::PeerDied));
-                taken = staged.unwrap_or(0);
-            } else {
-                self.unstaged_batch.clear();
-                self.unstaged_batch.push_run(*run, |all| all.extend_from_slice(pieces));
-                // SAFETY: by the caller, for a part of the batch.
-                PostResult { accepted: taken, error } = unsafe { self.inner.post(&self.unstaged_batch) };
-            }
+            // SAFETY: by the caller, for a part of the batch.
+            let PostResult { accepted: taken, error: failed } = unsafe { self.post_run(run, pieces) };
             accepted += taken;
+            error = failed;
             if taken < pieces.len() {
                 break;
             }
         }
-        self.advance();
+        self.advance(true);
         PostResult { accepted, error }
     }
 
@@ -129,7 +122,7 @@ impl Endpoint for StagedEndpoint {
                 break;
             }
         }
-        self.advance();
+        self.advance(false);
         while into.spare() > 0
             && let Some(event) = self.events.pop_front()
         {
@@ -162,6 +155,15 @@ impl Endpoint for StagedEndpoint {
     fn abort(&mut self, peer: PeerSlot) {
         self.with_peer(peer, |initiator, _, context| initiator.stop(ErrorKind::Cancelled, context));
         self.inner.abort(peer);
+    }
+
+    fn peer_fenced(&mut self, peer: PeerSlot) {
+        let must_abort = self.with_peer(peer, |initiator, _, context| initiator.on_peer_fenced(context));
+        if must_abort == Some(true) {
+            self.inner.abort(peer);
+        }
+        self.made_progress = true;
+        self.inner.peer_fenced(peer);
     }
 
     fn is_lost(&self) -> bool {
@@ -240,8 +242,9 @@ impl StagedEndpoint {
         Some(act(&mut peer.initiator, &mut peer.target, &mut context))
     }
 
-    /// Advances all copies, targets and initiators, and posts their internal work requests.
-    fn advance(&mut self) {
+    /// Advances all copies, targets and initiators, and posts their internal work requests. If `more_may_follow`, pages
+    /// wait for others that fill their slot.
+    fn advance(&mut self, more_may_follow: bool) {
         self.advance_copies();
         if self.is_lost {
             return;
@@ -251,7 +254,7 @@ impl StagedEndpoint {
                 if context.events.len() < MAX_QUEUED_EVENTS {
                     target.advance(context);
                 }
-                initiator.advance(context);
+                initiator.advance(more_may_follow, context);
             });
             self.post_outbox(index);
         }
@@ -264,11 +267,15 @@ impl StagedEndpoint {
             self.made_progress = true;
             match tag {
                 CopyTag::Receive { id } => self.events.extend(self.receives.on_copied(id, result)),
-                CopyTag::Initiator { peer, slot } => {
-                    self.with_peer(peer, |initiator, _, context| initiator.on_copied(slot, result, context));
+                CopyTag::Initiator { peer, slot, page } => {
+                    self.with_peer(peer, |initiator, _, context| {
+                        initiator.on_copied((slot, page), result, context);
+                    });
                 }
-                CopyTag::Target { peer, slot } => {
-                    self.with_peer(peer, |_, target, context| target.on_copied(slot, result, context));
+                CopyTag::Target { peer, slot, page } => {
+                    self.with_peer(peer, |_, target, context| {
+                        target.on_copied((slot, page), result, context);
+                    });
                 }
             }
         }
@@ -398,24 +405,78 @@ impl StagedEndpoint {
         }
     }
 
-    /// Passes the work requests of a staged run to the peer's initiator, as far as it has room. Returns their number,
-    /// or `None` if the peer is gone.
-    fn stage(&mut self, run: &WorkRequest, pieces: &[Piece]) -> Option<usize> {
+    /// Posts a run: stages it, posts it to the inner endpoint, or coalesces its small pieces and posts the others.
+    ///
+    /// # Safety
+    /// As [`Endpoint::post`].
+    unsafe fn post_run(&mut self, run: &WorkRequest, pieces: &[Piece]) -> PostResult {
+        let find = || self.domain.imports.find(run.peer, run.rkey, pieces[0].remote);
+        let region = run.coalesce.then(find).flatten();
+        if self.has_staged_end(run, &pieces[0]) || self.has_colliding_imm(run) {
+            return self.stage((run, 0), pieces, region);
+        }
+        if region.is_none() {
+            // SAFETY: by the caller.
+            return unsafe { self.post_unstaged((run, 0), pieces) };
+        }
+        let mut accepted = 0;
+        for part in pieces.chunk_by(|one, next| is_small(one) == is_small(next)) {
+            let result = match is_small(&part[0]) {
+                true => self.stage((run, accepted), part, region),
+                // SAFETY: by the caller.
+                false => unsafe { self.post_unstaged((run, accepted), part) },
+            };
+            accepted += result.accepted;
+            if result.accepted < part.len() {
+                return PostResult { accepted, error: result.error };
+            }
+        }
+        PostResult { accepted, error: None }
+    }
+
+    /// Posts pieces to the inner endpoint: those of a run that begin with its piece number `first`.
+    ///
+    /// # Safety
+    /// As [`Endpoint::post`].
+    unsafe fn post_unstaged(&mut self, (run, first): (&WorkRequest, usize), pieces: &[Piece]) -> PostResult {
+        self.unstaged_batch.clear();
+        let run = WorkRequest { id: run.id + first as u64, ..*run };
+        self.unstaged_batch.push_run(run, |all| all.extend_from_slice(pieces));
+        // SAFETY: by the caller.
+        unsafe { self.inner.post(&self.unstaged_batch) }
+    }
+
+    /// Passes pieces of a run to the peer's initiator, as far as it has room: those that begin with its piece number
+    /// `first`. `coalesced` is the peer's region, if they are coalesced.
+    fn stage(
+        &mut self,
+        (run, first): (&WorkRequest, usize),
+        pieces: &[Piece],
+        coalesced: Option<SlotAddress>,
+    ) -> PostResult {
         let local = self.domain.regions.by_lkey(run.lkey);
-        self.with_peer(run.peer, |initiator, _, _| {
+        let taken = self.with_peer(run.peer, |initiator, _, _| {
             let mut taken = 0;
             while taken < pieces.len() && initiator.has_room(run.kind) {
-                initiator.push(&run.with_piece(taken, &pieces[taken]), local.clone());
+                let piece = &pieces[taken];
+                let coalesced = coalesced.filter(|_| is_small(piece));
+                initiator.push(&run.with_piece(first + taken, piece), local.clone(), coalesced);
                 taken += 1;
             }
             taken
-        })
+        });
+        match taken {
+            Some(accepted) => PostResult { accepted, error: None },
+            None => PostResult { accepted: 0, error: Some(staging_status(ErrorKind::PeerDied)) },
+        }
     }
 
-    /// Whether a run needs the initiator: because one end is staged, or because the peer would take its imm for the
-    /// wake imm.
+    /// Whether a run needs the initiator: because one end is staged, because it may be coalesced, or because the peer
+    /// would take its imm for the wake imm.
     fn is_staged(&self, run: &WorkRequest, pieces: &[Piece]) -> bool {
-        pieces.first().is_some_and(|first| self.has_staged_end(run, first)) || self.has_colliding_imm(run)
+        run.coalesce
+            || pieces.first().is_some_and(|first| self.has_staged_end(run, first))
+            || self.has_colliding_imm(run)
     }
 
     /// Whether the local or the remote key of a run is that of a staged region.
@@ -456,6 +517,11 @@ impl StagedEndpoint {
             || self.copies.is_busy()
             || self.peers.iter().flatten().any(|peer| !peer.outbox.is_empty())
     }
+}
+
+/// Whether a piece may be coalesced.
+fn is_small(piece: &Piece) -> bool {
+    (1..=MAX_COALESCED).contains(&piece.len)
 }
 
 impl Drop for StagedEndpoint {

@@ -18,8 +18,8 @@ pub(crate) struct RegisteredGpuMemory(Mutex<BTreeMap<u64, GpuRange>>);
 struct GpuRange {
     /// The last address.
     last: u64,
-    /// The GPU's ordinal.
-    gpu: u32,
+    /// The GPU, and how its copies reach the memory.
+    location: MemoryLocation,
     /// The number of registrations that begin at the same address.
     registrations: usize,
 }
@@ -35,8 +35,10 @@ impl RegisteredGpuMemory {
         let MemoryKind::Cuda { device } = memory.kind() else { return region };
         let start = memory.as_ptr() as u64;
         let last = start + (memory.len() as u64).saturating_sub(1);
+        // `Reach::Driver` is safe for all GPU memory.
+        let location = MemoryLocation::of(memory).unwrap_or(MemoryLocation::Gpu(device, Reach::Driver));
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let range = all.entry(start).or_insert(GpuRange { last, gpu: device, registrations: 0 });
+        let range = all.entry(start).or_insert(GpuRange { last, location, registrations: 0 });
         range.last = range.last.max(last);
         range.registrations += 1;
         Arc::new(TrackedRegion { start, memory: Arc::clone(self), region })
@@ -46,8 +48,7 @@ impl RegisteredGpuMemory {
     pub(crate) fn locate(&self, address: u64) -> MemoryLocation {
         let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         match all.range(..=address).next_back() {
-            // `Reach::Driver` is safe for all GPU memory. Whether a kernel reaches it was not checked.
-            Some((_, range)) if address <= range.last => MemoryLocation::Gpu(range.gpu, Reach::Driver),
+            Some((_, range)) if address <= range.last => range.location,
             _ => MemoryLocation::Host,
         }
     }

@@ -1,21 +1,23 @@
 //! The initiator of a connection: the engine's work requests to one peer for which this process's memory, the peer's,
-//! or both are staged. The initiator cuts each work request into parts that fit a *slot*, 64 KiB of a staging buffer
-//! (`staging_buffer.rs`). In this file, to *copy* is to
-//! copy within a process, by its processor or GPU; to *transfer* is to move bytes by the inner device.
+//! or both are staged. The initiator cuts large work requests into parts that fit a *slot* of a staging buffer
+//! (`staging_buffer.rs`), and packs small ones as *pages* into one slot (`page_table.rs`). In this file, to *copy* is
+//! to copy within a process, by its processor or GPU; to *transfer* is to move bytes by the inner device.
 //!
 //! The steps of a slot for a write or a send:
 //!
-//! 1. If this process's memory is staged, the initiator copies the bytes into its slot.
-//! 2. The inner device transfers the bytes: to the peer's slot if the peer's memory is staged, otherwise directly to
-//!    the peer's memory.
+//! 1. If this process's memory is staged, or if the slot has several pages, the initiator copies the bytes into its
+//!    slot.
+//! 2. The inner device transfers the bytes, with the page table in front of them: to the peer's slot if the peer's
+//!    memory is staged, otherwise directly to the peer's memory.
 //! 3. If the peer's memory is staged, the initiator sends a slot request, by which the target copies the bytes from its
-//!    slot into its region, and waits for the response.
+//!    slot into its regions, and waits for the response.
 //!
 //! The steps of a slot for a read:
 //!
 //! 1. If the peer's memory is staged, the initiator sends a slot request, by which the target copies the bytes from its
-//!    region into its slot and transfers them to the initiator's slot. The initiator waits for the response. If the
-//!    peer's memory is not staged, the inner device reads the bytes into the initiator's slot.
+//!    regions into its slot and transfers them to the initiator's slot. The initiator waits for the response. If the
+//!    slot has several pages, the inner device transfers the page table before. If the peer's memory is not staged, the
+//!    inner device reads the bytes into the initiator's slot.
 //! 2. The initiator copies the bytes from its slot into this process's memory.
 //!
 //! Then the slot is free again. The bytes are in their destination by then, so a completed work request is delivered.
@@ -31,31 +33,49 @@ use multirail_spi::{ErrorKind, Event, RemoteKey, Status, WorkKind, WorkRequest};
 
 use crate::connection::{Connection, EndpointContext};
 use crate::copies::CopyTag;
+use crate::imports::SlotAddress;
+use crate::page_table::{self, MAX_PAGES, Page, PlacedPages, table_len};
 use crate::region::StagedRegion;
-use crate::staging_buffer::{SLOT_COUNT, SLOT_LEN, StagingBuffer};
-use crate::wire::{NumberedRequest, decode_response};
+use crate::staging_buffer::{SLOT_BYTES, SLOT_COUNT, StagingBuffer};
+use crate::wire::{NumberedRequest, Response};
 use crate::wr_id::{InternalWrId, WrRole, staging_status};
+
+/// The most work requests that wait for slots or are in slots.
+const MAX_QUEUED: usize = SLOT_COUNT * MAX_PAGES;
+/// The most bytes of work requests that are packed: of larger ones, a slot has few anyway.
+const MAX_PACKED: u64 = SLOT_BYTES as u64 / 4;
+/// The most bytes of work requests that are coalesced although both devices reach the memory: the requests of larger
+/// ones do not limit a device. A p5's card reaches its line with pages of 16 KiB; over tcp, coalesced pages of 64 KiB
+/// were slower than direct ones.
+pub(crate) const MAX_COALESCED: u64 = 32 << 10;
 
 pub(crate) struct SlotInitiator {
     connection: Arc<Connection>,
     /// The work requests that have not ended.
     queue: StagedWorkQueue<WorkEnds>,
+    /// Bytes of the work requests in `queue`.
+    queued_bytes: u64,
+    /// Whether a work request may have ended since the last report.
+    may_have_ended: bool,
+    /// Whether the peer has fenced its end since the queue was empty: it responds to nothing of the queue any more.
+    is_peer_fenced: bool,
     /// The numbers of work requests whose bytes have arrived by several slots, and whose imm needs a slot of its own
     /// now.
     due_imms: VecDeque<u64>,
     slots: Vec<InitiatorSlot>,
     /// The indices of the free slots.
     free: Vec<usize>,
-    /// The indices of the slots whose copy could not begin, because there was no room for it.
+    /// The indices of the slots some of whose copies could not begin, because there was no room for them.
     waiting_copies: VecDeque<usize>,
 }
 
-/// Which of the two ends of a work request are staged.
+/// How the bytes of a work request get from and to the regions of both ends.
 struct WorkEnds {
     /// This process's region, if it is staged.
     local: Option<Arc<StagedRegion>>,
-    /// Whether the peer's region is staged.
-    is_remote_staged: bool,
+    /// The peer's region, if the bytes go through the target's slot: because the region is staged, or because the
+    /// request is coalesced.
+    through_slot: Option<SlotAddress>,
     /// Whether a slot request carries the imm although the peer's region is not staged. The reason: the imm equals
     /// [`WAKE_IMM`](crate::wire::WAKE_IMM), by which slot requests and responses wake the peer's worker, so the peer's
     /// endpoint would drop it. (If the peer's region is staged, a slot request carries the imm anyway.)
@@ -63,13 +83,16 @@ struct WorkEnds {
 }
 
 /// The state of one slot.
-#[derive(Clone, Copy)]
 struct InitiatorSlot {
     step: InitiatorStep,
-    /// The part of a work request that the slot carries.
-    content: SlotContent,
-    /// The imm that is delivered after the slot's bytes.
+    /// What the slot carries: a part of a work request, or several whole work requests as pages.
+    pages: Vec<SlotPage>,
+    /// The imm that is delivered after the bytes of a slot with one page.
     imm: Option<u32>,
+    /// The number of pages whose copies have begun, or that need none in the current step.
+    begun: usize,
+    /// The number of copies that are under way.
+    copying: usize,
     /// The sequence number of the slot's latest slot request.
     sequence: u32,
     /// Whether the RDMA write of the slot request is posted and has not completed.
@@ -78,6 +101,16 @@ struct InitiatorSlot {
     may_have_arrived: bool,
     /// Whether the slot request has to be written again. The target serves a sequence number only once.
     must_repeat: bool,
+}
+
+/// A page of a slot.
+#[derive(Clone, Copy)]
+struct SlotPage {
+    /// The part of a work request.
+    content: SlotContent,
+    /// The offset of its bytes in the slot.
+    slot_offset: u64,
+    failure: Option<WorkFailure>,
 }
 
 /// What a slot is busy with.
@@ -96,10 +129,12 @@ enum InitiatorStep {
 
 impl SlotInitiator {
     pub(crate) fn new(connection: Arc<Connection>) -> Self {
-        let slot = InitiatorSlot {
+        let slot = || InitiatorSlot {
             step: InitiatorStep::Free,
-            content: SlotContent::default(),
+            pages: Vec::new(),
             imm: None,
+            begun: 0,
+            copying: 0,
             sequence: 0,
             is_write_posted: false,
             may_have_arrived: false,
@@ -108,62 +143,91 @@ impl SlotInitiator {
         Self {
             connection,
             queue: StagedWorkQueue::default(),
+            queued_bytes: 0,
+            may_have_ended: false,
+            is_peer_fenced: false,
             due_imms: VecDeque::new(),
-            slots: vec![slot; SLOT_COUNT],
+            slots: (0..SLOT_COUNT).map(|_| slot()).collect(),
             free: (0..SLOT_COUNT).rev().collect(),
             waiting_copies: VecDeque::new(),
         }
     }
 
-    /// Whether there is room for one more work request of this kind. The queue has room for twice [`SLOT_COUNT`] work
-    /// requests. The initiator keeps the order of posting, even if the engine would now choose another operation first.
+    /// Whether there is room for one more work request of this kind. The queue has room for twice the bytes of all
+    /// slots. The initiator keeps the order of posting, even if the engine would now choose another operation first.
     /// Queued work requests also take up the rail's send window, which requests to other peers need. So a longer queue
     /// would delay others. Sends may wait long for the peer's receives, so at most half of [`SLOT_COUNT`] sends are
     /// queued.
     pub(crate) fn has_room(&self, kind: WorkKind) -> bool {
         let is_send = |work: &&StagedWork<WorkEnds>| work.posted.kind == WorkKind::Send;
-        self.queue.len() < 2 * SLOT_COUNT
+        let is_short =
+            self.queued_bytes < 2 * (SLOT_COUNT * SLOT_BYTES) as u64 || self.queue.len() < SLOT_COUNT;
+        self.queue.len() < MAX_QUEUED
+            && is_short
             && (kind != WorkKind::Send || self.queue.iter().filter(is_send).count() < SLOT_COUNT / 2)
     }
 
-    /// Queues a work request. `local` is this process's region, if that is staged.
-    pub(crate) fn push(&mut self, work: &WorkRequest, local: Option<Arc<StagedRegion>>) {
+    /// Queues a work request. `local` is this process's region, if that is staged. `coalesced` is the peer's region, if
+    /// the work request is coalesced.
+    pub(crate) fn push(
+        &mut self,
+        work: &WorkRequest,
+        local: Option<Arc<StagedRegion>>,
+        coalesced: Option<SlotAddress>,
+    ) {
         let is_remote_staged = work.kind != WorkKind::Send && work.remote & RemoteKey::STAGED != 0;
+        let staged = SlotAddress { key: work.rkey, base: 0 };
+        let through_slot = if is_remote_staged { Some(staged) } else { coalesced };
         let collides = self.connection.collides_with_wake_imm(work.kind, work.imm);
         let ends =
-            WorkEnds { local, is_remote_staged, sends_imm_in_slot_request: !is_remote_staged && collides };
+            WorkEnds { local, through_slot, sends_imm_in_slot_request: through_slot.is_none() && collides };
         // A work request without bytes takes a slot, too.
         let needs_empty_slot = work.imm.is_some() || work.len == 0;
+        self.is_peer_fenced &= !self.queue.is_empty();
+        self.queued_bytes += work.len;
         self.queue.push(work, ends, needs_empty_slot);
     }
 
-    /// Advances all slots, and assigns the free ones.
-    pub(crate) fn advance(&mut self, context: &mut EndpointContext<'_>) {
+    /// Advances all slots, and assigns the free ones. If `more_may_follow`, pages wait for others that fill their slot:
+    /// the engine posts an operation in several batches.
+    pub(crate) fn advance(&mut self, more_may_follow: bool, context: &mut EndpointContext<'_>) {
         for _ in 0..self.waiting_copies.len() {
             if let Some(index) = self.waiting_copies.pop_front() {
-                self.begin_copy(index, context);
+                self.begin_copies(index, context);
             }
         }
         for index in 0..SLOT_COUNT {
             self.poll_response(index, context);
         }
-        self.assign_slots(context);
+        self.assign_slots(more_may_follow, context);
         self.report_ended(context.events);
     }
 
-    /// Continues with a slot whose copy has completed.
+    /// Continues with a slot of which one page has been copied.
     pub(crate) fn on_copied(
         &mut self,
-        index: usize,
+        (index, page): (usize, usize),
         result: Result<(), ErrorKind>,
         context: &mut EndpointContext<'_>,
     ) {
-        let is_alive = self.work_of(index).is_some_and(|work| work.failure().is_none());
-        match (self.slots[index].step, result) {
-            (_, Err(kind)) => self.finish_slot(index, Err(staging_status(kind).into()), context),
-            (InitiatorStep::CopyingIn, Ok(())) if is_alive => self.transfer(index, context),
-            _ => self.finish_slot(index, Ok(()), context),
+        let slot = &mut self.slots[index];
+        slot.copying -= 1;
+        if let Err(kind) = result {
+            slot.pages[page].failure = Some(staging_status(kind).into());
         }
+        self.finish_copies(index, context);
+    }
+
+    /// Continues with a slot if all its pages have been copied.
+    fn finish_copies(&mut self, index: usize, context: &mut EndpointContext<'_>) {
+        let slot = &self.slots[index];
+        if slot.copying > 0 || slot.begun < slot.pages.len() {
+            return;
+        }
+        if slot.step == InitiatorStep::CopyingIn && self.has_live_page(index) {
+            return self.transfer(index, context);
+        }
+        self.finish_slot(index, Ok(()), context);
     }
 
     /// Continues with the slot of an internal work request that has completed or failed.
@@ -194,10 +258,13 @@ impl SlotInitiator {
     /// Continues with a slot whose bytes the inner device has transferred.
     fn on_transferred(&mut self, index: usize, context: &mut EndpointContext<'_>) {
         let imm = self.slots[index].imm;
-        let Some(work) = self.work_of(index) else { return };
-        if work.failure().is_some() {
+        if !self.has_live_page(index) {
             return self.finish_slot(index, Ok(()), context);
         }
+        if self.slots[index].pages.len() > 1 {
+            return self.begin_slot_request(index, context);
+        }
+        let Some(work) = self.work_of(index, 0) else { return };
         match work.posted.kind {
             WorkKind::Write if work.extra.need_slot_request(imm) => self.begin_slot_request(index, context),
             WorkKind::Read => self.copy_out(index, context),
@@ -205,8 +272,8 @@ impl SlotInitiator {
         }
     }
 
-    /// Notes that the RDMA write of a slot request has failed: the next poll repeats it. Fails the slot's work request,
-    /// unless the connection was only interrupted: then the work request continues.
+    /// Notes that the RDMA write of a slot request has failed: the next poll repeats it. Fails the slot's work
+    /// requests, unless the connection was only interrupted: then they continue.
     ///
     /// The RDMA write may have arrived. The inner backend does not repeat it, because its imm could then be reported
     /// twice. The initiator can repeat it, because the target ignores a slot request that it has served already. If the
@@ -217,8 +284,14 @@ impl SlotInitiator {
         let status = failure.status;
         let is_interrupted = failure.is_unconfirmed && status.kind == ErrorKind::Unreachable;
         tracing::debug!(slot = index, status.code, is_interrupted, "staging: a request failed");
-        if let Some(work) = self.work_of(index).filter(|_| !is_interrupted) {
-            work.fail(failure);
+        if is_interrupted {
+            return;
+        }
+        self.may_have_ended = true;
+        for page in 0..self.slots[index].pages.len() {
+            if let Some(work) = self.work_of(index, page) {
+                work.fail(failure);
+            }
         }
     }
 
@@ -229,16 +302,18 @@ impl SlotInitiator {
         let failure = WorkFailure::from(staging_status(kind));
         self.queue.fail_all(failure);
         self.due_imms.clear();
+        self.may_have_ended = true;
         // Copies that have not begun, and internal work requests that were not posted, access nothing.
         for index in std::mem::take(&mut self.waiting_copies) {
-            self.finish_slot(index, Err(failure), context);
+            self.slots[index].begun = self.slots[index].pages.len();
+            self.finish_copies(index, context);
         }
         let (mut removed, mut repeated) = (Vec::new(), Vec::new());
         context.outbox.retain(|work| {
             let Some(id) = InternalWrId::decode(work.id) else { return true };
             match id.role {
                 WrRole::TargetData | WrRole::Response => true,
-                WrRole::Request if self.slots[id.slot].may_have_arrived => {
+                WrRole::Request if self.slots[id.slot].may_have_arrived && !self.is_peer_fenced => {
                     repeated.push(id.slot);
                     true
                 }
@@ -262,86 +337,184 @@ impl SlotInitiator {
         self.report_ended(context.events);
     }
 
+    /// The peer has fenced its end of the connection, so it serves none of the slot requests any more: ends the work
+    /// requests, each once the inner device is done with it. Returns whether the inner device is not done with some: it
+    /// repeats requests over a broken path until it is told to abort.
+    pub(crate) fn on_peer_fenced(&mut self, context: &mut EndpointContext<'_>) -> bool {
+        self.is_peer_fenced = !self.queue.is_empty();
+        self.stop(ErrorKind::Cancelled, context);
+        for index in 0..SLOT_COUNT {
+            self.poll_response(index, context);
+        }
+        self.report_ended(context.events);
+        self.slots.iter().any(|slot| slot.is_write_posted || slot.step == InitiatorStep::Transferring)
+    }
+
     /// Fails all work requests with `kind`, and reports them at once. The caller guarantees that nothing accesses their
     /// memory any more.
     pub(crate) fn fail(&mut self, kind: ErrorKind, events: &mut VecDeque<Event>) {
         self.report_ended(events);
         self.queue.fail_all(staging_status(kind).into());
         events.extend(self.queue.remove_all().map(|work| work.event()));
+        self.queued_bytes = 0;
     }
 
-    /// The work request whose bytes the slot carries.
-    fn work_of(&mut self, index: usize) -> Option<&mut StagedWork<WorkEnds>> {
-        self.queue.get_mut(self.slots[index].content.work)
+    /// The work request of a page.
+    fn work_of(&mut self, index: usize, page: usize) -> Option<&mut StagedWork<WorkEnds>> {
+        self.queue.get_mut(self.slots[index].pages.get(page)?.content.work)
     }
 
-    /// Assigns the free slots to due imms first, and then to bytes in the order of posting.
-    fn assign_slots(&mut self, context: &mut EndpointContext<'_>) {
-        while !self.free.is_empty() {
+    /// Whether a page was copied without a failure, and its work request has not failed.
+    fn is_live(&mut self, index: usize, page: usize) -> bool {
+        let has_failed = self.slots[index].pages.get(page).is_none_or(|page| page.failure.is_some());
+        !has_failed && self.work_of(index, page).is_some_and(|work| work.failure().is_none())
+    }
+
+    /// Whether a page of the slot [is live](Self::is_live).
+    fn has_live_page(&mut self, index: usize) -> bool {
+        (0..self.slots[index].pages.len()).any(|page| self.is_live(index, page))
+    }
+
+    /// Assigns the free slots to due imms first, and then to bytes in the order of posting. If `more_may_follow`, pages
+    /// that do not fill a slot wait.
+    fn assign_slots(&mut self, more_may_follow: bool, context: &mut EndpointContext<'_>) {
+        while let Some(index) = self.free.last().copied() {
             if let Some(number) = self.due_imms.pop_front() {
                 let Some(work) = self.queue.get_mut(Some(number)) else { continue };
                 let imm = work.posted.imm;
                 if let Some(content) = work.assign_empty() {
-                    self.begin_slot(content, imm, context);
+                    self.slots[index].pages.push(SlotPage { content, slot_offset: 0, failure: None });
+                    self.begin_slot(imm, context);
                 }
                 continue;
             }
+            if more_may_follow && !self.has_full_slot() {
+                // The next poll assigns them.
+                *context.made_progress = true;
+                return;
+            }
             let Some(work) = self.queue.next_unassigned() else { return };
-            let content = work.assign(SLOT_LEN as u64);
+            let content = work.assign(SLOT_BYTES as u64);
             // If all bytes fit one slot, that slot takes the imm. Otherwise the imm gets a slot of its own once all
             // bytes have arrived (see `finish_slot`).
             let imm = work.posted.imm.filter(|_| content.len == work.posted.len);
-            self.begin_slot(content, imm, context);
+            let kind = work.posted.kind;
+            let is_packed = work.can_be_packed();
+            self.slots[index].pages.push(SlotPage { content, slot_offset: 0, failure: None });
+            if is_packed {
+                self.pack_more(index, kind, content.len);
+            }
+            self.begin_slot(imm, context);
         }
     }
 
-    /// Takes a free slot for a part of a work request.
-    fn begin_slot(&mut self, content: SlotContent, imm: Option<u32>, context: &mut EndpointContext<'_>) {
-        let Some(work) = self.queue.get_mut(content.work) else { return };
+    /// Whether the next work requests fill a slot, or cannot be packed.
+    fn has_full_slot(&mut self) -> bool {
+        let (mut pages, mut bytes) = (0, 0);
+        for work in self.queue.unassigned() {
+            (pages, bytes) = (pages + 1, bytes + work.posted.len);
+            if !work.can_be_packed() || !page_table::fits(pages + 1, bytes + 1) {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Adds pages to a slot whose first page has `bytes` bytes, as long as the next work requests are of the same kind
+    /// and fit.
+    fn pack_more(&mut self, index: usize, kind: WorkKind, mut bytes: u64) {
+        let pages = &mut self.slots[index].pages;
+        while let Some(work) = self.queue.next_unassigned() {
+            let more = bytes + work.posted.len;
+            let is_alike = work.posted.kind == kind && work.can_be_packed();
+            if !is_alike || !page_table::fits(pages.len() + 1, more) {
+                break;
+            }
+            bytes = more;
+            let content = work.assign(SLOT_BYTES as u64);
+            pages.push(SlotPage { content, slot_offset: 0, failure: None });
+        }
+        if pages.len() > 1 {
+            let mut places = PlacedPages::behind_table(pages.len());
+            for page in pages {
+                // `fits` has made sure that there is a place.
+                page.slot_offset = places.place(page.content.len).unwrap_or_default();
+            }
+        }
+    }
+
+    /// Takes the last free slot, which has its pages.
+    fn begin_slot(&mut self, imm: Option<u32>, context: &mut EndpointContext<'_>) {
         let Some(index) = self.free.pop() else { return };
-        let copies_in = work.posted.kind != WorkKind::Read && work.extra.local.is_some() && content.len > 0;
         let slot = &mut self.slots[index];
-        (slot.content, slot.imm) = (content, imm);
+        (slot.imm, slot.begun, slot.copying) = (imm, 0, 0);
         (slot.may_have_arrived, slot.must_repeat) = (false, false);
-        if copies_in {
-            slot.step = InitiatorStep::CopyingIn;
-            self.begin_copy(index, context);
+        let is_packed = slot.pages.len() > 1;
+        let Some(work) = self.work_of(index, 0) else { return };
+        let copies_in = work.posted.kind != WorkKind::Read
+            && (is_packed || (work.extra.local.is_some() && work.posted.len > 0));
+        if copies_in && self.slots[index].pages.iter().any(|page| page.content.len > 0) {
+            self.slots[index].step = InitiatorStep::CopyingIn;
+            self.begin_copies(index, context);
         } else {
             self.transfer(index, context);
         }
     }
 
-    /// Begins the copy of a slot: from this process's region in step `CopyingIn`, otherwise into it.
-    fn begin_copy(&mut self, index: usize, context: &mut EndpointContext<'_>) {
-        let InitiatorSlot { step, content: SlotContent { offset, len, .. }, .. } = self.slots[index];
-        let Some(work) = self.work_of(index) else { return };
-        let local = work.posted.local.wrapping_add(offset as usize);
+    /// Begins the copies of a slot, as far as there is room: from this process's regions in step `CopyingIn`, otherwise
+    /// into them.
+    fn begin_copies(&mut self, index: usize, context: &mut EndpointContext<'_>) {
+        while self.slots[index].begun < self.slots[index].pages.len() {
+            let number = self.slots[index].begun;
+            if self.is_live(index, number) {
+                let Some(has_begun) = self.begin_copy(index, number, context) else { return };
+                if !has_begun {
+                    return self.waiting_copies.push_back(index);
+                }
+                self.slots[index].copying += 1;
+            }
+            self.slots[index].begun += 1;
+        }
+        self.finish_copies(index, context);
+    }
+
+    /// Begins the copy of a page. Returns false if there is no room for it, and `None` if there is no such page.
+    fn begin_copy(&mut self, index: usize, number: usize, context: &mut EndpointContext<'_>) -> Option<bool> {
+        let step = self.slots[index].step;
+        let SlotPage { content, slot_offset, .. } = *self.slots[index].pages.get(number)?;
+        let work = self.work_of(index, number)?;
+        let local = work.posted.local.wrapping_add(content.offset as usize);
         let region = work.extra.local.as_ref();
         let location =
             region.map_or_else(|| context.gpu_memory.locate(local as u64), |region| region.location);
         let buffer = &self.connection.buffer;
-        let (to, from) = if step == InitiatorStep::CopyingIn {
-            (buffer.initiator_slot(index), local.cast_const())
-        } else {
-            (local, buffer.initiator_slot(index).cast_const())
+        let bytes = buffer.initiator_slot(index).wrapping_add(slot_offset as usize);
+        let (to, from) = match step {
+            InitiatorStep::CopyingIn => (bytes, local.cast_const()),
+            _ => (local, bytes.cast_const()),
         };
-        let tag = CopyTag::Initiator { peer: self.connection.peer, slot: index };
+        let tag = CopyTag::Initiator { peer: self.connection.peer, slot: index, page: number };
         // SAFETY: by the contract of `post`, the local span is valid until the work request has ended, and a work
-        // request does not end while a slot is busy with it; only this copy uses the slot, and the buffer stays until
-        // no copy is under way.
-        if !unsafe { context.copies.begin(location, Some(buffer), (to, from, len), tag) } {
-            self.waiting_copies.push_back(index);
-        }
+        // request does not end while a slot is busy with it; only this copy uses these bytes of the slot, and the
+        // buffer stays until no copy is under way.
+        Some(unsafe { context.copies.begin(location, Some(buffer), (to, from, content.len), tag) })
     }
 
     /// Posts the internal work request that transfers the slot's bytes. Sends the slot request at once if this process
     /// transfers no bytes.
     fn transfer(&mut self, index: usize, context: &mut EndpointContext<'_>) {
         self.slots[index].step = InitiatorStep::Transferring;
-        let InitiatorSlot { content: SlotContent { offset, len, .. }, imm, .. } = self.slots[index];
-        let Some(StagedWork { posted, extra: ends, .. }) = self.work_of(index) else { return };
-        let (posted, is_remote_staged, is_local_staged) =
-            (*posted, ends.is_remote_staged, ends.local.is_some());
+        if self.slots[index].pages.len() > 1 {
+            return self.transfer_pages(index, context);
+        }
+        let imm = self.slots[index].imm;
+        let Some(SlotContent { offset, len, .. }) = self.slots[index].pages.first().map(|page| page.content)
+        else {
+            return;
+        };
+        let Some(StagedWork { posted, extra: ends, .. }) = self.work_of(index, 0) else { return };
+        let (posted, goes_through_slot, is_local_staged) =
+            (*posted, ends.through_slot.is_some(), ends.local.is_some());
         let needs_slot_request = ends.need_slot_request(imm);
         if needs_slot_request && (posted.kind == WorkKind::Read || len == 0) {
             return self.begin_slot_request(index, context);
@@ -353,16 +526,46 @@ impl SlotInitiator {
         }
         let id = InternalWrId { role: WrRole::InitiatorData, peer: self.connection.peer, slot: index };
         let mut internal = id.write(local, lkey, len, posted.remote.wrapping_add(offset), posted.rkey);
-        if is_remote_staged {
+        if goes_through_slot {
             let Some(remote) = self.connection.remote_buffer() else {
-                let failure = WorkFailure::from(staging_status(ErrorKind::Unreachable));
-                return self.finish_slot(index, Err(failure), context);
+                return self.fail_unreachable(index, context);
             };
             (internal.remote, internal.rkey) = (remote.target_slot(index), remote.rkey);
         } else {
             (internal.kind, internal.imm) = (posted.kind, imm.filter(|_| !needs_slot_request));
         }
         context.outbox.push_back(internal);
+    }
+
+    /// Transfers the page table of a slot with several pages, with their bytes if they are written.
+    fn transfer_pages(&mut self, index: usize, context: &mut EndpointContext<'_>) {
+        let Some(remote) = self.connection.remote_buffer() else {
+            return self.fail_unreachable(index, context);
+        };
+        let count = self.slots[index].pages.len();
+        let (mut end, mut is_read) = (table_len(count), false);
+        for number in 0..count {
+            let SlotPage { content, slot_offset, .. } = self.slots[index].pages[number];
+            let is_skipped = !self.is_live(index, number);
+            let Some(work) = self.work_of(index, number) else { continue };
+            let WorkRequest { kind, imm, .. } = work.posted;
+            let (key, offset) = work.extra.address(work.posted.remote);
+            let page = Page { key, offset, len: content.len, imm, is_skipped };
+            self.connection.buffer.set_page(index, number, page);
+            is_read = kind == WorkKind::Read;
+            end = end.max(slot_offset + content.len);
+        }
+        // A read transfers the table alone.
+        let len = if is_read { table_len(count) } else { end };
+        let buffer = &self.connection.buffer;
+        let id = InternalWrId { role: WrRole::InitiatorData, peer: self.connection.peer, slot: index };
+        let (local, to) = (buffer.initiator_slot(index), remote.target_slot(index));
+        context.outbox.push_back(id.write(local, buffer.lkey(), len, to, remote.rkey));
+    }
+
+    fn fail_unreachable(&mut self, index: usize, context: &mut EndpointContext<'_>) {
+        let failure = WorkFailure::from(staging_status(ErrorKind::Unreachable));
+        self.finish_slot(index, Err(failure), context);
     }
 
     /// Sends the slot request of this slot, with a new sequence number.
@@ -386,22 +589,34 @@ impl SlotInitiator {
         self.slots[index].is_write_posted = true;
     }
 
-    /// The slot request of a slot: a `Cancel` if its work request has failed.
+    /// The slot request of a slot: a `Cancel` if all its work requests have failed.
     fn slot_request_of(&mut self, index: usize) -> NumberedRequest {
-        let InitiatorSlot { sequence, imm, content: SlotContent { offset, len, .. }, .. } = self.slots[index];
+        let InitiatorSlot { sequence, imm, .. } = self.slots[index];
         let without_region = |kind| SlotRequest { kind, key: 0, offset: 0, len: 0 };
-        let Some(work) = self.work_of(index).filter(|work| work.failure().is_none()) else {
-            return NumberedRequest { sequence, request: without_region(SlotRequestKind::Cancel), imm: None };
+        let cancel = NumberedRequest {
+            sequence,
+            request: without_region(SlotRequestKind::Cancel),
+            imm: None,
+            pages: 0,
         };
-        let request = if work.extra.is_remote_staged {
-            let is_read = work.posted.kind == WorkKind::Read;
-            let kind = if is_read { SlotRequestKind::Read } else { SlotRequestKind::Write };
-            let offset = (work.posted.remote & !RemoteKey::STAGED) + offset;
-            SlotRequest { kind, key: work.posted.rkey, offset, len }
+        let live = (0..self.slots[index].pages.len()).find(|page| self.is_live(index, *page));
+        let pages = &self.slots[index].pages;
+        let (count, bytes) = (pages.len(), pages.iter().map(|page| page.content.len).sum());
+        let Some((page, content)) = live.map(|page| (page, pages[page].content)) else { return cancel };
+        let Some(work) = self.work_of(index, page) else { return cancel };
+        let is_read = work.posted.kind == WorkKind::Read;
+        let kind = if is_read { SlotRequestKind::Read } else { SlotRequestKind::Write };
+        if count > 1 {
+            let request = SlotRequest { len: bytes, ..without_region(kind) };
+            return NumberedRequest { sequence, request, imm: None, pages: count as u16 };
+        }
+        let request = if work.extra.through_slot.is_some() {
+            let (key, offset) = work.extra.address(work.posted.remote + content.offset);
+            SlotRequest { kind, key, offset, len: content.len }
         } else {
             without_region(SlotRequestKind::Imm)
         };
-        NumberedRequest { sequence, request, imm }
+        NumberedRequest { sequence, request, imm, pages: 0 }
     }
 
     /// Continues with a slot if the target has responded. Until then the target may access the slot and its own region.
@@ -410,32 +625,42 @@ impl SlotInitiator {
         if slot.step != InitiatorStep::AwaitingResponse || slot.is_write_posted {
             return;
         }
-        let Some(result) = decode_response(self.connection.buffer.response_in(index), slot.sequence) else {
+        let (sequence, count) = (slot.sequence, slot.pages.len());
+        if self.is_peer_fenced {
+            return self.finish_slot(index, Err(staging_status(ErrorKind::Cancelled).into()), context);
+        }
+        let Some(response) = self.connection.buffer.response_in(index, sequence, count) else {
             if std::mem::take(&mut slot.must_repeat) {
                 self.post_slot_request(index, context);
             }
             return;
         };
-        let is_read =
-            |work: &mut StagedWork<_>| work.posted.kind == WorkKind::Read && work.failure().is_none();
-        let copies_out = self.work_of(index).is_some_and(is_read);
         *context.made_progress = true;
-        match result {
-            Ok(()) if copies_out => self.copy_out(index, context),
-            result => {
-                let result = result.map_err(|kind| staging_status(kind).into());
-                self.finish_slot(index, result, context);
+        let failure_of = |kind: ErrorKind| WorkFailure::from(staging_status(kind));
+        match response {
+            Response::Common(Ok(())) => {}
+            Response::Common(Err(kind)) => return self.finish_slot(index, Err(failure_of(kind)), context),
+            Response::Mixed(results) => {
+                for (page, result) in slot.pages.iter_mut().zip(results) {
+                    page.failure = result.err().map(failure_of).or(page.failure);
+                }
             }
+        }
+        let is_read = self.work_of(index, 0).is_some_and(|work| work.posted.kind == WorkKind::Read);
+        match is_read && self.has_live_page(index) {
+            true => self.copy_out(index, context),
+            false => self.finish_slot(index, Ok(()), context),
         }
     }
 
-    /// Copies the bytes of a read from the slot into this process's region.
+    /// Copies the bytes of a read from the slot into this process's regions.
     fn copy_out(&mut self, index: usize, context: &mut EndpointContext<'_>) {
-        self.slots[index].step = InitiatorStep::CopyingOut;
-        self.begin_copy(index, context);
+        let slot = &mut self.slots[index];
+        (slot.step, slot.begun, slot.copying) = (InitiatorStep::CopyingOut, 0, 0);
+        self.begin_copies(index, context);
     }
 
-    /// Frees a slot, and notes the result in its work request.
+    /// Frees a slot, and notes the result in the work requests of the pages that have not failed before.
     fn finish_slot(
         &mut self,
         index: usize,
@@ -443,23 +668,65 @@ impl SlotInitiator {
         context: &mut EndpointContext<'_>,
     ) {
         *context.made_progress = true;
+        self.may_have_ended = true;
         let slot = &mut self.slots[index];
         slot.step = InitiatorStep::Free;
-        let content = std::mem::take(&mut slot.content);
+        for page in slot.pages.drain(..) {
+            let result = page.failure.map_or(result, Err);
+            let work = self.queue.finish_slot(&page.content, result);
+            self.due_imms.extend(work.and_then(|work| work.due_empty_slot()));
+        }
         self.free.push(index);
-        let work = self.queue.finish_slot(&content, result);
-        self.due_imms.extend(work.and_then(|work| work.due_empty_slot()));
     }
 
     /// Reports the work requests that have ended, and removes them.
     fn report_ended(&mut self, events: &mut VecDeque<Event>) {
-        self.queue.remove_ended(|work| events.push_back(work.event()));
+        if !std::mem::take(&mut self.may_have_ended) {
+            return;
+        }
+        let queued_bytes = &mut self.queued_bytes;
+        self.queue.remove_ended(|work| {
+            *queued_bytes -= work.posted.len;
+            push_joined(events, work.event());
+        });
     }
+}
+
+/// Appends an event. Joins it to the last one if both report successes with consecutive IDs.
+fn push_joined(events: &mut VecDeque<Event>, event: Event) {
+    if let (Some(Event::Done { first, count }), Event::Done { first: next, count: more }) =
+        (events.back_mut(), event)
+        && *first + u64::from(*count) == next
+    {
+        *count += more;
+        return;
+    }
+    events.push_back(event);
 }
 
 impl WorkEnds {
     /// Whether a slot that delivers this imm sends a slot request.
     fn need_slot_request(&self, imm: Option<u32>) -> bool {
-        self.is_remote_staged || (self.sends_imm_in_slot_request && imm.is_some())
+        self.through_slot.is_some() || (self.sends_imm_in_slot_request && imm.is_some())
+    }
+
+    /// The key and the offset by which a slot request addresses a remote address. The offset in a staged region keeps
+    /// the bit [`RemoteKey::STAGED`].
+    fn address(&self, remote: u64) -> (u64, u64) {
+        self.through_slot.map_or((0, 0), |region| (region.key, remote.wrapping_sub(region.base)))
+    }
+}
+
+/// What the packing of pages asks of a work request.
+trait Packing {
+    /// Whether the work request may share a slot with others: all its bytes go through the target's slot, and they are
+    /// few.
+    fn can_be_packed(&self) -> bool;
+}
+
+impl Packing for StagedWork<WorkEnds> {
+    fn can_be_packed(&self) -> bool {
+        let WorkRequest { kind, len, .. } = self.posted;
+        self.extra.through_slot.is_some() && kind != WorkKind::Send && (1..=MAX_PACKED).contains(&len)
     }
 }

@@ -12,6 +12,8 @@ pub(crate) struct StagingOffer {
     pub buffer: RemoteKey,
     /// Whether it can send [`WAKE_IMM`](crate::wire::WAKE_IMM), and is woken by it.
     pub wake_imm: bool,
+    /// Whether peers may coalesce pages of its registered regions.
+    pub coalesces: bool,
 }
 
 /// The appendix, as it is encoded behind the inner offer.
@@ -23,7 +25,7 @@ struct Appendix {
     slot_len: u32,
 }
 
-const VERSION: u8 = 2;
+const VERSION: u8 = 3;
 /// The last bytes of an offer with an appendix. The two bytes before them are the length of the appendix.
 const MARK: [u8; 8] = *b"mrstaged";
 
@@ -86,7 +88,7 @@ mod tests {
         fn an_offer_is_split_as_it_was_appended(
             inner: Vec<u8>, wake_imm: bool, flipped: (prop::sample::Index, u8), cut: prop::sample::Index,
         ) {
-            let offer = StagingOffer { buffer: KEY, wake_imm };
+            let offer = StagingOffer { buffer: KEY, wake_imm, coalesces: wake_imm };
             let whole = append(inner.clone(), offer).unwrap();
             prop_assert_eq!(split(&whole).unwrap(), (&inner[..], Some(offer)));
             // No input makes `split` panic.
@@ -100,7 +102,8 @@ mod tests {
 
     #[test]
     fn an_offer_that_does_not_fit_is_refused() {
-        let append = |inner, buffer| append(inner, StagingOffer { buffer, wake_imm: true }).unwrap();
+        let append =
+            |inner, buffer| append(inner, StagingOffer { buffer, wake_imm: true, coalesces: true }).unwrap();
         let refused = |buffer| split(&append(vec![1], buffer)).unwrap_err().kind();
         assert_eq!(refused(RemoteKey { len: 1, ..KEY }), ErrorKind::Protocol);
         assert_eq!(refused(RemoteKey { base: RemoteKey::STAGED, ..KEY }), ErrorKind::Protocol);

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 
 use multirail_spi::staging::SlotRequest;
@@ -10,11 +10,18 @@ use multirail_spi::{Access, Error, ErrorKind, Memory, MemoryRegion, RemoteKey, R
 
 use crate::copies::MemoryLocation;
 
-/// All staged regions of a domain, by key.
+/// All regions of a domain that peers reach through slots: staged ones, by key, and those that the inner device
+/// registered, by the inner device's key.
 #[derive(Default)]
-pub(crate) struct StagedRegions(Mutex<HashMap<u64, Arc<StagedRegion>>>);
+pub(crate) struct StagedRegions(Mutex<RegionTables>);
 
-/// One staged region. It lives until the last copy from or to it has ended.
+#[derive(Default)]
+pub(crate) struct RegionTables {
+    staged: HashMap<u64, Arc<StagedRegion>>,
+    registered: HashMap<u64, Arc<StagedRegion>>,
+}
+
+/// One region that peers reach through slots. It lives until the last copy from or to it has ended.
 pub(crate) struct StagedRegion {
     key: u64,
     memory: Arc<dyn Memory>,
@@ -38,23 +45,12 @@ impl StagedRegions {
         let location = MemoryLocation::of(&*memory)?;
         let mut bytes = [0; 8];
         let failed = |error| Error::new(ErrorKind::Io, "register", format!("no random numbers: {error}"));
-        let start = memory.as_ptr() as u64;
         loop {
             getrandom::fill(&mut bytes).map_err(failed)?;
             // A random key cannot be guessed. With the bit `STAGED` set it equals no lkey of the inner device.
             let key = u64::from_ne_bytes(bytes) & !RemoteKey::STAGED;
-            let (peer_copies, is_revoked) = (AtomicU32::new(0), AtomicBool::new(false));
-            let region = Arc::new(StagedRegion {
-                key,
-                memory: Arc::clone(&memory),
-                location,
-                start,
-                access,
-                peer_copies,
-                is_revoked,
-            });
-            let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-            if let std::collections::hash_map::Entry::Vacant(vacant) = all.entry(key) {
+            let region = Arc::new(StagedRegion::new(key, Arc::clone(&memory), location, access));
+            if let std::collections::hash_map::Entry::Vacant(vacant) = self.tables().staged.entry(key) {
                 vacant.insert(Arc::clone(&region));
                 let why = format!("staged through the host's memory: {why}");
                 return Ok(StagedRegistration { region, why, regions: Arc::clone(self) });
@@ -62,18 +58,48 @@ impl StagedRegions {
         }
     }
 
-    /// The staged region with this lkey. Returns `None` for an lkey of the inner device.
-    pub(crate) fn by_lkey(&self, lkey: u64) -> Option<Arc<StagedRegion>> {
-        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        all.get(&(lkey & !RemoteKey::STAGED)).filter(|_| lkey & RemoteKey::STAGED != 0).cloned()
+    /// Lets peers reach a region that the inner device registered through slots too.
+    pub(crate) fn add_registered(
+        self: &Arc<Self>,
+        memory: Arc<dyn Memory>,
+        access: Access,
+        inner: Arc<dyn MemoryRegion>,
+    ) -> Result<CoalescedRegistration> {
+        let location = MemoryLocation::of(&*memory)?;
+        let region = Arc::new(StagedRegion::new(inner.key().key, memory, location, access));
+        self.tables().registered.insert(region.key, Arc::clone(&region));
+        Ok(CoalescedRegistration { region, inner, regions: Arc::clone(self) })
     }
 
-    /// Begins the access that a peer requests, if the region allows it.
+    fn tables(&self) -> MutexGuard<'_, RegionTables> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The staged region with this lkey. Returns `None` for an lkey of the inner device.
+    pub(crate) fn by_lkey(&self, lkey: u64) -> Option<Arc<StagedRegion>> {
+        if lkey & RemoteKey::STAGED == 0 {
+            return None;
+        }
+        self.tables().staged.get(&(lkey & !RemoteKey::STAGED)).cloned()
+    }
+
+    /// Locks the regions, to check the pages of a slot.
+    pub(crate) fn lookup(&self) -> RegionLookup<'_> {
+        RegionLookup(self.tables())
+    }
+}
+
+/// The locked regions of a domain.
+pub(crate) struct RegionLookup<'a>(MutexGuard<'a, RegionTables>);
+
+impl RegionLookup<'_> {
+    /// Begins the access that a peer requests, if the region allows it. The offset of a staged region has the bit
+    /// [`RemoteKey::STAGED`].
     pub(crate) fn begin_access(&self, request: &SlotRequest) -> Result<PeerAccess, ErrorKind> {
-        let region = {
-            let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-            Arc::clone(all.get(&request.key).ok_or(ErrorKind::RemoteAccess)?)
-        };
+        let is_staged = request.offset & RemoteKey::STAGED != 0;
+        let table = if is_staged { &self.0.staged } else { &self.0.registered };
+        let request = SlotRequest { offset: request.offset & !RemoteKey::STAGED, ..*request };
+        let region = Arc::clone(table.get(&request.key).ok_or(ErrorKind::RemoteAccess)?);
         if !request.is_allowed(region.access, region.memory.len() as u64) {
             return Err(ErrorKind::RemoteAccess);
         }
@@ -108,6 +134,20 @@ impl Drop for PeerAccess {
     }
 }
 
+impl StagedRegion {
+    fn new(key: u64, memory: Arc<dyn Memory>, location: MemoryLocation, access: Access) -> Self {
+        let start = memory.as_ptr() as u64;
+        let (peer_copies, is_revoked) = (AtomicU32::new(0), AtomicBool::new(false));
+        Self { key, memory, location, start, access, peer_copies, is_revoked }
+    }
+
+    /// Refuses further copies of peers. Returns whether none is under way.
+    fn revoke(&self) -> bool {
+        self.is_revoked.store(true, SeqCst);
+        self.peer_copies.load(SeqCst) == 0
+    }
+}
+
 /// The registration of a staged region, which the user holds.
 pub(crate) struct StagedRegistration {
     region: Arc<StagedRegion>,
@@ -135,16 +175,56 @@ impl MemoryRegion for StagedRegistration {
     }
 
     fn revoke(&self) -> Poll<Result<()>> {
-        self.region.is_revoked.store(true, SeqCst);
-        if self.region.peer_copies.load(SeqCst) == 0 { Poll::Ready(Ok(())) } else { Poll::Pending }
+        if self.region.revoke() { Poll::Ready(Ok(())) } else { Poll::Pending }
     }
 }
 
 impl Drop for StagedRegistration {
     fn drop(&mut self) {
         // Copies that are under way keep the memory by their own `Arc`.
-        self.region.is_revoked.store(true, SeqCst);
-        self.regions.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.region.key);
+        self.region.revoke();
+        self.regions.tables().staged.remove(&self.region.key);
+    }
+}
+
+/// The registration of a region with the inner device, which peers reach through slots too. The user holds it.
+pub(crate) struct CoalescedRegistration {
+    region: Arc<StagedRegion>,
+    inner: Arc<dyn MemoryRegion>,
+    regions: Arc<StagedRegions>,
+}
+
+impl MemoryRegion for CoalescedRegistration {
+    fn lkey(&self) -> u64 {
+        self.inner.lkey()
+    }
+
+    fn key(&self) -> RemoteKey {
+        self.inner.key()
+    }
+
+    fn staging_reason(&self) -> Option<&str> {
+        self.inner.staging_reason()
+    }
+
+    fn lkey_outlives_revoke(&self) -> bool {
+        self.inner.lkey_outlives_revoke()
+    }
+
+    fn revoke(&self) -> Poll<Result<()>> {
+        if self.region.revoke() { self.inner.revoke() } else { Poll::Pending }
+    }
+}
+
+impl Drop for CoalescedRegistration {
+    fn drop(&mut self) {
+        self.region.revoke();
+        let mut tables = self.regions.tables();
+        // The device may have given the key to a later region already.
+        let is_this = |known: &Arc<StagedRegion>| Arc::ptr_eq(known, &self.region);
+        if tables.registered.get(&self.region.key).is_some_and(is_this) {
+            tables.registered.remove(&self.region.key);
+        }
     }
 }
 
@@ -163,14 +243,18 @@ mod tests {
         let key = staged.key();
         assert!(key.is_staged() && regions.by_lkey(staged.lkey()).is_some());
         assert!(regions.by_lkey(key.key).is_none(), "a peer's key is not an lkey");
-        let begin =
-            |kind, offset, len| regions.begin_access(&SlotRequest { kind, key: key.key, offset, len });
+        let begin = |kind, offset: u64, len| {
+            let offset = offset | RemoteKey::STAGED;
+            regions.lookup().begin_access(&SlotRequest { kind, key: key.key, offset, len })
+        };
         let access = |kind, offset, len| begin(kind, offset, len).map(|_| ());
         assert_eq!(access(Write, 4000, 96), Ok(()));
         for (kind, offset, len) in [(Write, 4000, 97), (Write, u64::MAX, 2), (Read, 0, 1)] {
             assert_eq!(access(kind, offset, len), Err(ErrorKind::RemoteAccess));
         }
         let under_way = begin(Write, 0, 1).unwrap_or_else(|why| panic!("{why:?}"));
+        let unstaged = SlotRequest { kind: Write, key: key.key, offset: 0, len: 1 };
+        assert_eq!(regions.lookup().begin_access(&unstaged).err(), Some(ErrorKind::RemoteAccess));
         assert!(staged.revoke().is_pending());
         assert_eq!(access(Write, 0, 1), Err(ErrorKind::Revoked));
         drop(under_way);

@@ -12,35 +12,38 @@ use std::sync::{Arc, OnceLock};
 use cuda::{Device, PageLock, Reach};
 use multirail_spi::{Access, Domain, Error, ErrorKind, HostBuffer, Memory, MemoryRegion, RemoteKey, Result};
 
-use crate::wire::{NumberedRequest, REQUEST_WORDS};
+use crate::page_table::{MAX_PAGES, PAGE_WORDS, Page, table_len};
+use crate::wire::{NumberedRequest, REQUEST_WORDS, RESPONSE_WORDS, Response, decode_response};
 
-/// The number of slots for each role. With 64 KiB per slot, 2 MiB are in transfer at a time. A network of 200 Gbps
-/// takes 84 µs for 2 MiB. A slot is in use for about as long: two GPU copies (15 µs each, H200) and three transfers
-/// over the network.
-pub(crate) const SLOT_COUNT: usize = 32;
-/// Bytes of a slot.
-pub(crate) const SLOT_LEN: usize = 64 << 10;
+/// The number of slots for each role. With 256 KiB per slot, 4 MiB are in transfer at a time. A network of 200 Gbps
+/// takes 170 µs for 4 MiB. A slot is in use for less: two GPU copies (15 µs each, H200) and three transfers over the
+/// network.
+pub(crate) const SLOT_COUNT: usize = 16;
+/// Bytes that a slot carries.
+pub(crate) const SLOT_BYTES: usize = 256 << 10;
+/// Bytes of a slot: those that it carries, and a page table in front of them.
+pub(crate) const SLOT_LEN: usize = SLOT_BYTES + table_len(MAX_PAGES).next_multiple_of(4096) as usize;
 
-/// Bytes of the record that holds one slot request or one response: a cache line.
-const RECORD_LEN: usize = 8 * REQUEST_WORDS;
-/// Bytes of one record for each slot.
-const RECORDS_LEN: usize = SLOT_COUNT * RECORD_LEN;
+/// Bytes of the record that holds one slot request: a cache line.
+const REQUEST_RECORD: usize = 8 * REQUEST_WORDS;
+/// Bytes of the record that holds one response: whole cache lines.
+const RESPONSE_RECORD: usize = (8 * RESPONSE_WORDS).next_multiple_of(64);
 /// The offset of the records into which the peer writes its responses.
 const RESPONSES_IN: usize = 0;
 /// The offset of the records into which the peer writes its slot requests.
-const REQUESTS_IN: usize = RECORDS_LEN;
+const REQUESTS_IN: usize = RESPONSES_IN + SLOT_COUNT * RESPONSE_RECORD;
 /// The offset of this process's slot requests: the sources of the RDMA writes that send them.
-const REQUESTS_OUT: usize = 2 * RECORDS_LEN;
+const REQUESTS_OUT: usize = REQUESTS_IN + SLOT_COUNT * REQUEST_RECORD;
 /// The offset of this process's responses: the sources of the RDMA writes that send them.
-const RESPONSES_OUT: usize = 3 * RECORDS_LEN;
+const RESPONSES_OUT: usize = REQUESTS_OUT + SLOT_COUNT * REQUEST_RECORD;
 /// The offset of this process's slots as target: bytes that the peer writes to a region here, or reads from one.
-const TARGET_SLOTS: usize = 4 * RECORDS_LEN;
+const TARGET_SLOTS: usize = (RESPONSES_OUT + SLOT_COUNT * RESPONSE_RECORD).next_multiple_of(4096);
 /// The offset of this process's slots as initiator: bytes that it writes to a region of the peer, or has read from one.
 const INITIATOR_SLOTS: usize = TARGET_SLOTS + SLOT_COUNT * SLOT_LEN;
 /// Bytes of a staging buffer.
 pub(crate) const BUFFER_LEN: usize = INITIATOR_SLOTS + SLOT_COUNT * SLOT_LEN;
 
-/// This process's staging buffer for one connection: 4 MiB and 8 KiB.
+/// This process's staging buffer for one connection: 8.3 MiB.
 ///
 /// The peer can write anywhere in it at any time. Slot requests and responses are therefore checked when they are read.
 /// Staged bytes are not: the peer could only corrupt its own transfers.
@@ -84,6 +87,42 @@ impl StagingBuffer {
         Ok(Self { region: Some(region), memory, page_lock: OnceLock::new() })
     }
 
+    /// A buffer that no device knows.
+    #[cfg(any(test, fuzzing))]
+    pub(crate) fn unregistered() -> Result<Self> {
+        let memory = Arc::new(PolledMemory(HostBuffer::new(BUFFER_LEN)?));
+        Ok(Self { region: None, memory, page_lock: OnceLock::new() })
+    }
+
+    /// The address of the first byte.
+    #[cfg(any(test, fuzzing))]
+    pub(crate) fn address(&self) -> *mut u8 {
+        self.memory.as_ptr()
+    }
+
+    /// Stores the words of a slot request, as a peer does.
+    #[cfg(fuzzing)]
+    pub(crate) fn receive_request(&self, slot: usize, words: [u64; REQUEST_WORDS]) {
+        for (index, word) in words.into_iter().enumerate() {
+            self.word(REQUESTS_IN + slot * REQUEST_RECORD + 8 * index).store(word, Ordering::Relaxed);
+        }
+    }
+
+    /// Stores a page of a table, as a peer does.
+    #[cfg(fuzzing)]
+    pub(crate) fn receive_page(&self, slot: usize, index: usize, page: Page) {
+        for (number, word) in page.to_words().into_iter().enumerate() {
+            self.receive_word(slot, PAGE_WORDS * index + number, word);
+        }
+    }
+
+    /// Stores a word of a slot of this process as target, as a peer does.
+    #[cfg(fuzzing)]
+    pub(crate) fn receive_word(&self, slot: usize, index: usize, word: u64) {
+        self.word(TARGET_SLOTS + slot * SLOT_LEN + 8 * (index % (SLOT_LEN / 8)))
+            .store(word, Ordering::Relaxed);
+    }
+
     /// The key that the peer imports.
     pub(crate) fn key(&self) -> Result<RemoteKey> {
         let closed = || Error::new(ErrorKind::Closed, "connect", "the staging buffer is closed");
@@ -125,23 +164,20 @@ impl StagingBuffer {
 
     /// The source of the RDMA write that sends the slot request of a slot.
     pub(crate) fn request_out(&self, slot: usize) -> *mut u8 {
-        self.at(REQUESTS_OUT + slot * RECORD_LEN)
+        self.at(REQUESTS_OUT + slot * REQUEST_RECORD)
     }
 
     /// The source of the RDMA write that sends the response of a slot.
     pub(crate) fn response_out(&self, slot: usize) -> *mut u8 {
-        self.at(RESPONSES_OUT + slot * RECORD_LEN)
+        self.at(RESPONSES_OUT + slot * RESPONSE_RECORD)
     }
 
     /// Bytes of the RDMA write that sends a slot request.
-    pub(crate) const REQUEST_LEN: u64 = RECORD_LEN as u64;
-    /// Bytes of the RDMA write that sends a response.
-    pub(crate) const RESPONSE_LEN: u64 = 8;
-
+    pub(crate) const REQUEST_LEN: u64 = REQUEST_RECORD as u64;
     /// Stores a slot request for the RDMA write that sends it.
     pub(crate) fn set_request(&self, slot: usize, request: NumberedRequest) {
         for (index, word) in request.to_words().into_iter().enumerate() {
-            self.word(REQUESTS_OUT + slot * RECORD_LEN + 8 * index).store(word, Ordering::Relaxed);
+            self.word(REQUESTS_OUT + slot * REQUEST_RECORD + 8 * index).store(word, Ordering::Relaxed);
         }
         // A device reads the words only after the endpoint has posted the RDMA write. The fence keeps the stores before
         // the stores by which the endpoint posts it.
@@ -149,23 +185,54 @@ impl StagingBuffer {
     }
 
     /// Stores a response for the RDMA write that sends it.
-    pub(crate) fn set_response(&self, slot: usize, word: u64) {
-        self.word(RESPONSES_OUT + slot * RECORD_LEN).store(word, Ordering::Release);
+    pub(crate) fn set_response(&self, slot: usize, words: &[u64]) {
+        for (index, word) in words.iter().take(RESPONSE_WORDS).enumerate() {
+            self.word(RESPONSES_OUT + slot * RESPONSE_RECORD + 8 * index).store(*word, Ordering::Relaxed);
+        }
+        fence(Ordering::Release);
     }
 
-    /// The peer's latest slot request for a slot; `None` while it is incomplete. All bytes that the peer wrote before
-    /// the request are visible.
-    pub(crate) fn request_in(&self, slot: usize) -> Option<NumberedRequest> {
+    /// Stores a page of the table in a slot of this process as initiator.
+    pub(crate) fn set_page(&self, slot: usize, index: usize, page: Page) {
+        let table = INITIATOR_SLOTS + slot * SLOT_LEN + 8 * PAGE_WORDS * index.min(MAX_PAGES - 1);
+        for (index, word) in page.to_words().into_iter().enumerate() {
+            self.word(table + 8 * index).store(word, Ordering::Relaxed);
+        }
+    }
+
+    /// A page of the table that the peer has written into a slot of this process as target.
+    pub(crate) fn page(&self, slot: usize, index: usize) -> Page {
+        let table = TARGET_SLOTS + slot * SLOT_LEN + 8 * PAGE_WORDS * index.min(MAX_PAGES - 1);
+        Page::from_words(std::array::from_fn(|index| self.word(table + 8 * index).load(Ordering::Relaxed)))
+    }
+
+    /// The peer's latest slot request for a slot. `None` while it is incomplete, or if it has the sequence number
+    /// `seen`. All bytes that the peer wrote before the request are visible.
+    pub(crate) fn request_in(&self, slot: usize, seen: u32) -> Option<NumberedRequest> {
+        if self.sequence_in(slot) == seen {
+            return None;
+        }
         let words = std::array::from_fn(|index| {
-            self.word(REQUESTS_IN + slot * RECORD_LEN + 8 * index).load(Ordering::Relaxed)
+            self.word(REQUESTS_IN + slot * REQUEST_RECORD + 8 * index).load(Ordering::Relaxed)
         });
         fence(Ordering::Acquire);
         NumberedRequest::from_words(&words)
     }
 
-    /// The peer's latest response for a slot. All bytes that the peer wrote before the response are visible.
-    pub(crate) fn response_in(&self, slot: usize) -> u64 {
-        self.word(RESPONSES_IN + slot * RECORD_LEN).load(Ordering::Acquire)
+    /// The sequence number of the peer's latest slot request for a slot, whether that is complete or not. 0 if there was
+    /// none.
+    pub(crate) fn sequence_in(&self, slot: usize) -> u32 {
+        self.word(REQUESTS_IN + slot * REQUEST_RECORD).load(Ordering::Relaxed) as u32
+    }
+
+    /// The peer's response to the slot request with this sequence number and so many pages; `None` before it is
+    /// complete. All bytes that the peer wrote before the response are visible.
+    pub(crate) fn response_in(&self, slot: usize, sequence: u32, pages: usize) -> Option<Response> {
+        let record = RESPONSES_IN + slot * RESPONSE_RECORD;
+        let response =
+            decode_response(sequence, pages, |index| self.word(record + 8 * index).load(Ordering::Relaxed));
+        fence(Ordering::Acquire);
+        response
     }
 
     fn at(&self, offset: usize) -> *mut u8 {
@@ -214,11 +281,11 @@ impl RemoteBuffer {
 
     /// The address at which the peer expects the slot request of a slot.
     pub(crate) fn request(self, slot: usize) -> u64 {
-        self.base + (REQUESTS_IN + slot * RECORD_LEN) as u64
+        self.base + (REQUESTS_IN + slot * REQUEST_RECORD) as u64
     }
 
     /// The address at which the peer expects the response of a slot.
     pub(crate) fn response(self, slot: usize) -> u64 {
-        self.base + (RESPONSES_IN + slot * RECORD_LEN) as u64
+        self.base + (RESPONSES_IN + slot * RESPONSE_RECORD) as u64
     }
 }

@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
-use multirail_spi::staging::SlotRequestKind;
+use multirail_spi::staging::{SlotRequest, SlotRequestKind};
 use multirail_spi::{ErrorKind, Event, Status};
 
-use crate::connection::{Connection, EndpointContext};
+use crate::connection::{Connection, EndpointContext, Fence};
 use crate::copies::CopyTag;
+use crate::page_table::{MAX_PAGES, Page, PlacedPages, table_len};
 use crate::region::PeerAccess;
-use crate::staging_buffer::{SLOT_COUNT, SLOT_LEN, StagingBuffer};
+use crate::staging_buffer::{SLOT_COUNT, SLOT_LEN};
 use crate::wire::{NumberedRequest, encode_response};
 use crate::wr_id::{InternalWrId, WrRole};
 
@@ -24,11 +25,27 @@ struct TargetSlot {
     /// The sequence number of the last slot request that was taken.
     sequence: u32,
     request: Option<NumberedRequest>,
-    /// The right to access the region, from the check of the slot request until the copy has completed.
-    access: Option<PeerAccess>,
+    /// The pages of the request. A request without a page table has one.
+    pages: Vec<TargetPage>,
+    /// The number of pages whose copies have begun, or that need none.
+    begun: usize,
+    /// The number of copies that are under way.
+    copying: usize,
+    /// Words of the response.
+    response_words: usize,
     /// Whether the internal work request of the current step has failed, so that the next poll posts it again. The
     /// failure may not be its own: the abort of another work request can fail it, too.
     must_send_again: bool,
+}
+
+/// A page of a slot request.
+struct TargetPage {
+    page: Page,
+    /// The offset of its bytes in the slot.
+    slot_offset: u64,
+    /// The right to access the region, from the check of the page until its copy has completed.
+    access: Option<PeerAccess>,
+    result: Result<(), ErrorKind>,
 }
 
 /// What a slot is busy with.
@@ -36,8 +53,7 @@ struct TargetSlot {
 enum TargetStep {
     #[default]
     Idle,
-    /// There was no room for the copy: it is begun again at the next poll.
-    WaitingToCopy,
+    /// Copying, or waiting for room for more copies: the next poll begins them.
     Copying,
     /// Sending the bytes of a read.
     SendingData,
@@ -49,18 +65,22 @@ impl SlotTarget {
         Self { connection, slots: (0..SLOT_COUNT).map(|_| TargetSlot::default()).collect() }
     }
 
-    /// Takes new slot requests. Retries copies that had no room, and internal work requests that failed.
+    /// Takes new slot requests. Begins copies that had no room before, and repeats internal work requests that failed.
     pub(crate) fn advance(&mut self, context: &mut EndpointContext<'_>) {
+        if let Some(fence) = self.connection.current_fence()
+            && !self.obey(fence, context)
+        {
+            return;
+        }
         if self.connection.remote_buffer().is_none() {
             return;
         }
         for index in 0..SLOT_COUNT {
-            match self.slots[index].step {
+            let slot = &self.slots[index];
+            match slot.step {
                 TargetStep::Idle => self.poll_request(index, context),
-                TargetStep::WaitingToCopy => self.begin_copy(index, context),
-                TargetStep::SendingData | TargetStep::SendingResponse
-                    if self.slots[index].must_send_again =>
-                {
+                TargetStep::Copying if slot.begun < slot.pages.len() => self.begin_copies(index, context),
+                TargetStep::SendingData | TargetStep::SendingResponse if slot.must_send_again => {
                     self.send_again(index, context)
                 }
                 _ => {}
@@ -68,37 +88,78 @@ impl SlotTarget {
         }
     }
 
-    /// Continues with a slot whose copy has completed.
-    pub(crate) fn on_copied(
-        &mut self,
-        index: usize,
-        result: Result<(), ErrorKind>,
-        context: &mut EndpointContext<'_>,
-    ) {
-        self.slots[index].access = None;
-        self.finish_request(index, result, context);
-    }
-
-    /// Continues with a slot whose bytes are in their region (write) or in the slot (read), or which has no bytes:
-    /// reports the imm, and responds. For a read, the response follows the bytes.
-    fn finish_request(
-        &mut self,
-        index: usize,
-        result: Result<(), ErrorKind>,
-        context: &mut EndpointContext<'_>,
-    ) {
-        let Some(NumberedRequest { request, imm, .. }) = self.slots[index].request else { return };
-        match (request.kind, result) {
-            (SlotRequestKind::Read, Ok(())) if request.len > 0 => self.send_data(index, request.len, context),
-            (kind, result) => {
-                if let (SlotRequestKind::Write | SlotRequestKind::Imm, Ok(()), Some(imm)) =
-                    (kind, result, imm)
-                {
-                    context.events.push_back(Event::Imm { peer: self.connection.peer, imm });
+    /// Acts on a fence. Returns whether the target serves slot requests.
+    fn obey(&mut self, fence: Fence, context: &mut EndpointContext<'_>) -> bool {
+        match &fence {
+            Fence::Open => return true,
+            Fence::Asked | Fence::Shut => {
+                self.stop(context);
+                if self.slots.iter().all(|slot| slot.step == TargetStep::Idle) {
+                    self.connection.move_fence(&fence, Fence::Shut);
                 }
-                self.respond(index, result, context);
+                return false;
+            }
+            Fence::Lifted(served) => {
+                for (slot, sequence) in self.slots.iter_mut().zip(served) {
+                    slot.sequence = *sequence;
+                }
             }
         }
+        self.connection.move_fence(&fence, Fence::Open);
+        true
+    }
+
+    /// Stops serving: begins no copy, and sends no bytes and responses. A slot whose copies are under way becomes idle
+    /// after them.
+    fn stop(&mut self, context: &mut EndpointContext<'_>) {
+        context.outbox.retain(|work| {
+            let role = InternalWrId::decode(work.id).map(|id| id.role);
+            !matches!(role, Some(WrRole::TargetData | WrRole::Response))
+        });
+        for slot in &mut self.slots {
+            if slot.step == TargetStep::Copying {
+                for page in &mut slot.pages[slot.begun..] {
+                    (page.access, page.result) = (None, Err(ErrorKind::Io));
+                }
+                slot.begun = slot.pages.len();
+            }
+            if slot.step != TargetStep::Copying || slot.copying == 0 {
+                (slot.step, slot.must_send_again) = (TargetStep::Idle, false);
+            }
+        }
+    }
+
+    /// Continues with a slot of which one page has been copied.
+    pub(crate) fn on_copied(
+        &mut self,
+        (index, page): (usize, usize),
+        result: Result<(), ErrorKind>,
+        context: &mut EndpointContext<'_>,
+    ) {
+        let slot = &mut self.slots[index];
+        slot.copying -= 1;
+        let page = &mut slot.pages[page];
+        (page.access, page.result) = (None, result);
+        if slot.copying == 0 && slot.begun == slot.pages.len() {
+            self.finish_request(index, context);
+        }
+    }
+
+    /// Continues with a slot whose bytes are in their regions (write) or in the slot (read), or which has no bytes:
+    /// reports the imms, and responds. For a read, the response follows the bytes.
+    fn finish_request(&mut self, index: usize, context: &mut EndpointContext<'_>) {
+        let slot = &self.slots[index];
+        let Some(NumberedRequest { request, .. }) = slot.request else { return };
+        let has_data = slot.pages.iter().any(|page| page.result.is_ok() && page.page.len > 0);
+        if request.kind == SlotRequestKind::Read && has_data {
+            return self.send_data(index, context);
+        }
+        if matches!(request.kind, SlotRequestKind::Write | SlotRequestKind::Imm) {
+            let arrived = slot.pages.iter().filter(|page| page.result.is_ok() && !page.page.is_skipped);
+            let imms = arrived.filter_map(|page| page.page.imm);
+            context.events.extend(imms.map(|imm| Event::Imm { peer: self.connection.peer, imm }));
+        }
+        self.respond(index, context);
     }
 
     /// Continues with the slot of an internal work request that has completed or failed.
@@ -110,97 +171,152 @@ impl SlotTarget {
     ) {
         let index = id.slot;
         let Some(slot) = self.slots.get_mut(index) else { return };
+        // A fence may have stopped the slot since the request was posted.
+        let is_current = match id.role {
+            WrRole::TargetData => slot.step == TargetStep::SendingData,
+            _ => slot.step == TargetStep::SendingResponse,
+        };
+        if !is_current {
+            return;
+        }
         slot.must_send_again = result.is_err();
         match (id.role, result) {
             (_, Err(_)) => {}
-            (WrRole::TargetData, Ok(())) => self.respond(index, Ok(()), context),
-            _ => {
-                slot.step = TargetStep::Idle;
-                self.poll_request(index, context);
-            }
+            (WrRole::TargetData, Ok(())) => self.respond(index, context),
+            // The next poll takes the next slot request.
+            _ => slot.step = TargetStep::Idle,
         }
     }
 
     /// Takes the slot's request if it is new, and begins to serve that request.
     fn poll_request(&mut self, index: usize, context: &mut EndpointContext<'_>) {
-        let Some(numbered) = self.connection.buffer.request_in(index) else { return };
         let slot = &mut self.slots[index];
-        if numbered.sequence == slot.sequence {
-            return;
-        }
+        let request = self.connection.buffer.request_in(index, slot.sequence);
+        let Some(numbered) = request.filter(|request| request.sequence != slot.sequence) else { return };
         *context.made_progress = true;
-        (slot.sequence, slot.request) = (numbered.sequence, Some(numbered));
-        let request = numbered.request;
-        match request.kind {
-            SlotRequestKind::Cancel => return self.respond(index, Ok(()), context),
+        (slot.sequence, slot.request, slot.begun) = (numbered.sequence, Some(numbered), 0);
+        slot.pages.clear();
+        match numbered.request.kind {
+            SlotRequestKind::Cancel => return self.respond(index, context),
             SlotRequestKind::Imm => {
                 *context.needs_flush = true;
-                return self.finish_request(index, Ok(()), context);
+                let page = Page { imm: numbered.imm, ..Page::default() };
+                slot.pages.push(TargetPage { page, slot_offset: 0, access: None, result: Ok(()) });
+                slot.begun = 1;
+                return self.finish_request(index, context);
             }
             SlotRequestKind::Write | SlotRequestKind::Read => {}
         }
-        if request.len > SLOT_LEN as u64 {
-            return self.respond(index, Err(ErrorKind::RemoteAccess), context);
+        self.take_pages(index, numbered);
+        self.check_pages(index, numbered.request.kind, context);
+        self.begin_copies(index, context);
+    }
+
+    /// Reads the pages of a slot request, once: the peer may change its table at any time.
+    fn take_pages(&mut self, index: usize, numbered: NumberedRequest) {
+        let NumberedRequest { request, imm, pages, .. } = numbered;
+        let slot = &mut self.slots[index];
+        if pages == 0 {
+            let page =
+                Page { key: request.key, offset: request.offset, len: request.len, imm, is_skipped: false };
+            let result = if page.len <= SLOT_LEN as u64 { Ok(()) } else { Err(ErrorKind::RemoteAccess) };
+            return slot.pages.push(TargetPage { page, slot_offset: 0, access: None, result });
         }
-        match context.regions.begin_access(&request) {
-            Err(kind) => self.respond(index, Err(kind), context),
-            Ok(_) if request.len == 0 => self.finish_request(index, Ok(()), context),
-            Ok(access) => {
-                self.slots[index].access = Some(access);
-                self.begin_copy(index, context);
+        let count = usize::from(pages).min(MAX_PAGES);
+        let mut places = PlacedPages::behind_table(count);
+        for number in 0..count {
+            let page = self.connection.buffer.page(index, number);
+            let place = places.place(page.len).filter(|_| usize::from(pages) <= MAX_PAGES);
+            let (slot_offset, result) =
+                place.map_or((0, Err(ErrorKind::RemoteAccess)), |place| (place, Ok(())));
+            slot.pages.push(TargetPage { page, slot_offset, access: None, result });
+        }
+    }
+
+    /// Asks the regions for access to each page.
+    fn check_pages(&mut self, index: usize, kind: SlotRequestKind, context: &mut EndpointContext<'_>) {
+        let regions = context.regions.lookup();
+        for page in self.slots[index].pages.iter_mut().filter(|page| page.result.is_ok()) {
+            let Page { key, offset, len, is_skipped, .. } = page.page;
+            if is_skipped {
+                continue;
+            }
+            match regions.begin_access(&SlotRequest { kind, key, offset, len }) {
+                Ok(access) => page.access = Some(access).filter(|_| len > 0),
+                Err(kind) => page.result = Err(kind),
             }
         }
     }
 
-    /// Begins the copy between the slot and the region.
-    fn begin_copy(&mut self, index: usize, context: &mut EndpointContext<'_>) {
+    /// Begins the copies between the slot and the regions, as far as there is room.
+    fn begin_copies(&mut self, index: usize, context: &mut EndpointContext<'_>) {
         let slot = &mut self.slots[index];
-        let (Some(numbered), Some(access)) = (slot.request, &slot.access) else { return };
-        let request = numbered.request;
-        let (to, from) = request.copy_ends(self.connection.buffer.target_slot(index), access.start);
-        let ends = (to, from, request.len);
-        let (tag, buffer) =
-            (CopyTag::Target { peer: self.connection.peer, slot: index }, &self.connection.buffer);
-        // SAFETY: `access` keeps the region, whose range was checked, until the copy has completed; `len` bytes fit the
-        // slot, and the buffer stays until no copy is under way. The peer may write to the slot meanwhile: that
-        // corrupts only its own bytes.
-        let has_begun = unsafe { context.copies.begin(access.location(), Some(buffer), ends, tag) };
-        slot.step = if has_begun { TargetStep::Copying } else { TargetStep::WaitingToCopy };
+        let Some(NumberedRequest { request, .. }) = slot.request else { return };
+        slot.step = TargetStep::Copying;
+        let (peer, buffer) = (self.connection.peer, &self.connection.buffer);
+        while let Some(TargetPage { page, slot_offset, access, .. }) = slot.pages.get(slot.begun) {
+            if let Some(access) = access {
+                let bytes = buffer.target_slot(index).wrapping_add(*slot_offset as usize);
+                let (to, from) = request.copy_ends(bytes, access.start);
+                let tag = CopyTag::Target { peer, slot: index, page: slot.begun };
+                // SAFETY: `access` keeps the region, whose range was checked, until the copy has completed; `len` bytes
+                // fit the slot, and the buffer stays until no copy is under way. The peer may write to the slot
+                // meanwhile: that corrupts only its own bytes.
+                if !unsafe {
+                    context.copies.begin(access.location(), Some(buffer), (to, from, page.len), tag)
+                } {
+                    return;
+                }
+                slot.copying += 1;
+            }
+            slot.begun += 1;
+        }
+        if slot.copying == 0 {
+            self.finish_request(index, context);
+        }
     }
 
-    /// Sends the `len` bytes of a read to the initiator's slot.
-    fn send_data(&mut self, index: usize, len: u64, context: &mut EndpointContext<'_>) {
+    /// Sends the bytes of a read to the same places of the initiator's slot.
+    fn send_data(&mut self, index: usize, context: &mut EndpointContext<'_>) {
         let Some(remote) = self.connection.remote_buffer() else { return };
+        let slot = &mut self.slots[index];
+        let read = slot.pages.iter().filter(|page| page.result.is_ok());
+        let end = read.map(|page| page.slot_offset + page.page.len).max().unwrap_or_default();
+        let has_table = slot.request.is_some_and(|numbered| numbered.pages > 0);
+        let start = if has_table { table_len(slot.pages.len()).min(end) } else { 0 };
         let buffer = &self.connection.buffer;
         let id = InternalWrId { role: WrRole::TargetData, peer: self.connection.peer, slot: index };
-        let (local, to) = (buffer.target_slot(index), remote.initiator_slot(index));
-        context.outbox.push_back(id.write(local, buffer.lkey(), len, to, remote.rkey));
-        self.slots[index].step = TargetStep::SendingData;
+        let local = buffer.target_slot(index).wrapping_add(start as usize);
+        let to = remote.initiator_slot(index) + start;
+        context.outbox.push_back(id.write(local, buffer.lkey(), end - start, to, remote.rkey));
+        slot.step = TargetStep::SendingData;
     }
 
-    fn respond(&mut self, index: usize, result: Result<(), ErrorKind>, context: &mut EndpointContext<'_>) {
-        let response = encode_response(self.slots[index].sequence, result);
-        self.connection.buffer.set_response(index, response);
+    fn respond(&mut self, index: usize, context: &mut EndpointContext<'_>) {
+        let slot = &mut self.slots[index];
+        let (words, sent) = encode_response(slot.sequence, slot.pages.iter().map(|page| page.result));
+        self.connection.buffer.set_response(index, &words[..sent]);
+        slot.response_words = sent;
         self.send_response(index, context);
     }
 
     fn send_response(&mut self, index: usize, context: &mut EndpointContext<'_>) {
         let Some(remote) = self.connection.remote_buffer() else { return };
+        let slot = &mut self.slots[index];
         let buffer = &self.connection.buffer;
         let id = InternalWrId { role: WrRole::Response, peer: self.connection.peer, slot: index };
-        let (local, len) = (buffer.response_out(index), StagingBuffer::RESPONSE_LEN);
+        let (local, len) = (buffer.response_out(index), 8 * slot.response_words as u64);
         let mut internal = id.write(local, buffer.lkey(), len, remote.response(index), remote.rkey);
         internal.imm = remote.wake_imm;
         context.outbox.push_back(internal);
-        self.slots[index].step = TargetStep::SendingResponse;
+        slot.step = TargetStep::SendingResponse;
     }
 
     /// Posts the failed internal work request of a slot again.
     fn send_again(&mut self, index: usize, context: &mut EndpointContext<'_>) {
-        let slot = &mut self.slots[index];
-        slot.must_send_again = false;
-        match (slot.step, slot.request) {
-            (TargetStep::SendingData, Some(numbered)) => self.send_data(index, numbered.request.len, context),
+        self.slots[index].must_send_again = false;
+        match self.slots[index].step {
+            TargetStep::SendingData => self.send_data(index, context),
             _ => self.send_response(index, context),
         }
     }

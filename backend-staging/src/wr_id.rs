@@ -16,8 +16,9 @@ pub(crate) enum WrRole {
     Response,
 }
 
-/// This bit is set in internal IDs only: the engine's IDs count work requests, and never reach it.
-const INTERNAL: u64 = 1 << 63;
+/// The two upper bits of internal IDs. The engine's IDs count work requests and never reach them; its probes of paths
+/// have the upper bit alone.
+const INTERNAL: u64 = 0b01 << 62;
 
 /// The ID of an internal work request: the peer and the slot that it belongs to, and what it sends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,7 +43,7 @@ impl InternalWrId {
             _ => WrRole::Response,
         };
         let decoded = Self { role, peer: PeerSlot((id >> 8) as u32), slot: (id & 0xff) as usize };
-        (id & INTERNAL != 0).then_some(decoded)
+        (id >> 62 == INTERNAL >> 62).then_some(decoded)
     }
 
     /// A work request with this ID that writes bytes to the peer, without an imm.
@@ -58,6 +59,7 @@ impl InternalWrId {
             rkey,
             imm: None,
             strategy: CopyStrategy::Plain,
+            coalesce: false,
         }
     }
 }
@@ -101,6 +103,7 @@ mod tests {
             }
         }
         assert_eq!(InternalWrId::decode(u64::from(u32::MAX) << 30), None);
+        assert_eq!(InternalWrId::decode(1 << 63 | 7), None, "a probe of the engine");
     }
 
     #[test]

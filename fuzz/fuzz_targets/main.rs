@@ -2,6 +2,7 @@
 #![no_main]
 
 use backend_loopback::fuzz as loopback;
+use backend_staging::fuzz as staging;
 use multirail_cli::fuzz as command;
 use transport_core::fuzz as core;
 
@@ -22,6 +23,8 @@ libfuzzer_sys::fuzz_target!(|bytes: &[u8]| match env!("CARGO_BIN_NAME") {
     "message_ring" => loopback::message_ring(bytes),
     // A staging buffer in shared memory, into which a peer writes any value.
     "staging_buffer" => loopback::staging_buffer(bytes),
+    // A staging buffer of `backend-staging`, into which a peer writes slot requests and page tables.
+    "slots" => staging::slots(bytes),
     // The messages between `send` and `serve`.
     "files" => command::files(bytes),
     // The tables of a tree that `send` offers, and the paths in them.

@@ -8,7 +8,9 @@ use std::sync::Arc;
 use ::staging::Staged;
 use topology::{Address, Machine};
 use transport_core::spi::Backend;
-use transport_core::{Error, ErrorKind, PathPolicy, Paths, RailGroups, Result, StagingPolicy};
+use transport_core::{
+    CoalescePolicy, Error, ErrorKind, PathPolicy, Paths, RailGroups, Result, StagingPolicy,
+};
 
 use crate::MachineSource;
 use crate::registry::UnavailableBackend;
@@ -101,19 +103,38 @@ pub(crate) fn invalid_variable(variable: &str, why: impl std::fmt::Display) -> E
 
 /// The variable that enables staging of memory that a card cannot register.
 const STAGING: &str = "MULTIRAIL_STAGING";
+/// The variable that lets small pages share work requests.
+const COALESCE: &str = "MULTIRAIL_COALESCE";
 
 /// Adds staging to a backend with cards as `MULTIRAIL_STAGING` says, see [`Staged`]. The values are `0` (never, the
-/// default), `1` (stage memory that the cards cannot register) and `always`. With any other value the backend is
-/// unavailable, with this reason.
+/// default), `1` (stage memory that the cards cannot register) and `always`.
+///
+/// Adds coalescing as `MULTIRAIL_COALESCE` says, see [`Staged::coalescing`]. The values are `0` (this process does not
+/// coalesce, the default), and `never`, `auto` and `always` for operations that state no policy.
+///
+/// With any other value the backend is unavailable, with this reason.
 pub fn staged_if_asked(backend: Arc<dyn Backend>) -> Arc<dyn Backend> {
-    staged_as(backend, &given(STAGING).unwrap_or_default())
+    let (staging, coalesce) = (given(STAGING).unwrap_or_default(), given(COALESCE).unwrap_or_default());
+    staged_as(backend, &staging, &coalesce)
 }
 
-fn staged_as(backend: Arc<dyn Backend>, text: &str) -> Arc<dyn Backend> {
-    match text.parse() {
-        Ok(StagingPolicy::Never) => backend,
-        Ok(staging) => Arc::new(Staged::new(backend, staging)),
-        Err(error) => UnavailableBackend::invalid_setting(backend.name(), STAGING, &error),
+fn staged_as(backend: Arc<dyn Backend>, staging: &str, coalesce: &str) -> Arc<dyn Backend> {
+    let name = backend.name();
+    let staging = match staging.parse::<StagingPolicy>() {
+        Ok(staging) => staging,
+        Err(error) => return UnavailableBackend::invalid_setting(name, STAGING, &error),
+    };
+    let coalesce = match coalesce.trim() {
+        "" | "0" => None,
+        policy => match policy.parse::<CoalescePolicy>() {
+            Ok(policy) => Some(policy),
+            Err(error) => return UnavailableBackend::invalid_setting(name, COALESCE, &error),
+        },
+    };
+    match (staging, coalesce) {
+        (StagingPolicy::Never, None) => backend,
+        (staging, None) => Arc::new(Staged::new(backend, staging)),
+        (staging, Some(policy)) => Arc::new(Staged::new(backend, staging).coalescing(policy)),
     }
 }
 
@@ -125,11 +146,16 @@ mod tests {
 
     #[test]
     fn an_invalid_value_makes_the_backend_unavailable() {
-        let of = |text| staged_as(Arc::new(Loopback::new()), text).probe();
+        let of = |text| staged_as(Arc::new(Loopback::new()), text, "").probe();
         let why = of("perhaps").expect_err("unavailable");
         assert!(why.reason.contains(STAGING) && why.remedy.contains("0, 1 or always"), "{why:?}");
         let about = |text| of(text).expect("devices")[0].about.clone();
         assert_eq!(about("0"), about(""));
         assert!(about("1").ends_with(", staged where refused") && about("always").ends_with(", all staged"));
+        let of = |text| staged_as(Arc::new(Loopback::new()), "", text).probe();
+        let why = of("1").expect_err("unavailable");
+        assert!(why.reason.contains(COALESCE) && why.remedy.contains("never, auto or always"), "{why:?}");
+        let about = |text| of(text).expect("devices")[0].about.clone();
+        assert!(about("0") == about("") && about("auto").ends_with(", coalesces small pages"));
     }
 }

@@ -13,9 +13,11 @@ use std::task::{Context, Waker};
 use std::time::Duration;
 
 use backend_loopback::{BrokenPath, LinkModel, Loopback, LoopbackConfig};
+use multirail::spi::Backend;
 use multirail::{
-    Access, Clock, ErrorKind, Fabric, FabricBuilder, Op, Outcome, Pages, Peer, ReadOptions, Region,
-    RemoteRegion, SendOptions, Time, TransportConfig, VirtualClock, WriteOptions,
+    Access, Clock, CoalescePolicy, ErrorKind, Fabric, FabricBuilder, Op, Outcome, Pages, Peer, ReadOptions,
+    Region, RemoteRegion, SendOptions, Staged, StagingPolicy, Time, TransportConfig, VirtualClock,
+    WriteOptions,
 };
 
 const PAGE: usize = 256;
@@ -104,9 +106,10 @@ struct Hosts {
 impl Hosts {
     fn new(devices: u32, groups: u32, initiator: LinkModel, target: LinkModel, seed: u64) -> Self {
         let clock = VirtualClock::default();
+        let way = seed % 4;
         let open = |link, seed| {
             let cards = Loopback::with(LoopbackConfig::default().devices(devices).groups(groups).link(link));
-            let transport = TransportConfig::new("cards", Arc::new(cards));
+            let transport = TransportConfig::new("cards", through_slots(Arc::new(cards), way));
             let builder = FabricBuilder::new().transport(transport).clock(Arc::new(clock.clone()));
             builder.seed(seed).caller_driven().open().unwrap()
         };
@@ -231,6 +234,16 @@ impl Hosts {
             assert!(arrived == self.content[running.part.clone()], "wrong bytes: {:?}", running.kind);
         }
         region.copy_in(running.part.start, &[OVERWRITTEN; LEN]).unwrap();
+    }
+}
+
+/// Of four ways for the bytes, two are the devices' own. Where they go through slots, a fence has to stop the target's
+/// worker too.
+fn through_slots(cards: Arc<dyn Backend>, way: u64) -> Arc<dyn Backend> {
+    match way {
+        2 => Arc::new(Staged::new(cards, StagingPolicy::Never).coalescing(CoalescePolicy::Always)),
+        3 => Arc::new(Staged::new(cards, StagingPolicy::Always)),
+        _ => cards,
     }
 }
 

@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use serde::Serialize;
 
+use crate::coalescing::pieces_of;
 use crate::copy::{self, CopyStrategy};
 use crate::engine::memory::{RegionInner, RemoteInner};
 use crate::engine::peer::{CheckedRange, Link, PairedRail};
@@ -42,6 +43,9 @@ pub struct Explanation {
     pub staging_reason: Option<String>,
     /// Why the request does not run in the calling thread; `None` if it does.
     pub queued: Option<String>,
+    /// Whether the pieces share large work requests, through slots of both sides, and why. `None` for a message, and if
+    /// the transport does not coalesce.
+    pub coalescing: Option<String>,
     /// Whether copies by the CPU bypass the caches. It says nothing of copies by devices.
     pub streams: bool,
     /// When the imm is delivered; `None` without an imm.
@@ -96,7 +100,8 @@ impl Peer {
         options: &WriteOptions,
     ) -> Result<Explanation> {
         let (link, span) = self.check_write(src, range, dst, offset, options, "write")?;
-        let work = options.work(cut_write(link, span, options, "write")?, src, dst);
+        let shape = cut_write(link, span, options, "write")?;
+        let work = self.work(WorkKind::Write, shape, src, dst, options)?;
         let queued = why_waits(options.trigger.as_ref()).or_else(|| why_queued(link, &src.0, &dst.0, span));
         explain(&self.0, link, &work, queued)
     }
@@ -132,7 +137,7 @@ impl Peer {
     ) -> Result<Explanation> {
         let (link, span) = self.check_read(dst, range, src, offset, options)?;
         let shape = cut_read(link, span)?;
-        let work = Work { kind: WorkKind::Read, ..options.as_write().work(shape, dst, src) };
+        let work = self.work(WorkKind::Read, shape, dst, src, &options.as_write())?;
         let queued = why_waits(options.trigger.as_ref()).or_else(|| why_queued(link, &dst.0, &src.0, span));
         explain(&self.0, link, &work, queued)
     }
@@ -300,6 +305,11 @@ fn explain(peer: &PeerInner, link: &Link, work: &Work, queued: Option<String>) -
             let mut regions = local.regions[taken].iter().flatten();
             regions.find_map(|region| region.staging_reason()).map(str::to_owned)
         }),
+        coalescing: work
+            .remote
+            .as_ref()
+            .filter(|_| link.capabilities().is_some_and(|caps| caps.coalesce.is_some()))
+            .map(|remote| explain_coalescing(work, remote)),
         streams: copy::strategy(work.shape.bytes(), work.locality) == CopyStrategy::Stream,
         imm: match work.imm {
             None => None,
@@ -314,6 +324,23 @@ fn explain(peer: &PeerInner, link: &Link, work: &Work, queued: Option<String>) -
         rails: rails(peer, link, work, queued.is_none())?,
         queued,
     })
+}
+
+/// Whether the pieces of an operation are coalesced, and why.
+fn explain_coalescing(work: &Work, remote: &RemoteInner) -> String {
+    let ((_, mean), most) = (pieces_of(work), remote.max_coalesced);
+    if work.coalesce {
+        let left_out =
+            if work.shape.list().is_some() { format!(" of at most {}", size(most)) } else { String::new() };
+        return format!("coalesced: the pieces{left_out} share slots; they have {} on average", size(mean));
+    }
+    match most {
+        0 => "not coalesced: the peer does not allow it".into(),
+        most if mean > most => {
+            format!("not coalesced: {} on average is more than {}", size(mean), size(most))
+        }
+        _ => "not coalesced: the policy does not ask for it, or a request for each piece is as fast".into(),
+    }
 }
 
 /// The share of each rail, by the split that the workers would make now.
@@ -399,6 +426,9 @@ impl fmt::Display for Explanation {
         match &self.queued {
             None => writeln!(f, "  {:<10} the calling thread, at once", "runs in")?,
             Some(why) => writeln!(f, "  {:<10} the transport's worker: {why}", "runs in")?,
+        }
+        if let Some(coalescing) = &self.coalescing {
+            writeln!(f, "  {:<10} {coalescing}", "pieces are")?;
         }
         let way = if self.streams { "past the caches" } else { "through the caches" };
         writeln!(f, "  {:<10} {way}, where the processor copies", "bytes go")?;

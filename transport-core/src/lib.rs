@@ -56,6 +56,7 @@
 
 pub mod admin;
 mod catalogue;
+mod coalescing;
 mod descriptor;
 mod explain;
 #[allow(unsafe_code, reason = "passes the contract of registration on to the caller")]
@@ -126,6 +127,7 @@ pub use remote::RemoteRegion;
 #[cfg(unix)]
 pub use spi::DmaBuf;
 pub use spi::{
-    Access, Clock, Error, ErrorKind, Flush, HostBuffer, HostRange, Locality, Memory, MemoryKind, Paths,
-    Result, Signal, StagingPolicy, SystemClock, Time, VirtualClock, WakeupHandle, WakeupPipe, copy,
+    Access, Clock, CoalescePolicy, Error, ErrorKind, Flush, HostBuffer, HostRange, Locality, Memory,
+    MemoryKind, Paths, Result, Signal, StagingPolicy, SystemClock, Time, VirtualClock, WakeupHandle,
+    WakeupPipe, copy,
 };

@@ -7,6 +7,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::coalescing::coalesces;
 use crate::engine::memory::{RegionInner, RemoteInner};
 use crate::engine::op::OpId;
 use crate::engine::peer::{CheckedRange, Link};
@@ -95,7 +96,7 @@ impl Peer {
             return Ok(op);
         }
         let shape = cut_write(link, span, options, "write")?;
-        let work = options.work(shape, src, dst);
+        let work = self.work(WorkKind::Write, shape, src, dst, options)?;
         self.submit_inlined(link, work, options.trigger.as_ref(), options.deadline, "write")
     }
 
@@ -116,7 +117,8 @@ impl Peer {
         };
         let parts = || {
             let shape = cut_write(link, span, options, "write")?;
-            Ok(vec![Part { transport: dst.0.transport, work: options.work(shape, src, dst) }])
+            let work = self.work(WorkKind::Write, shape, src, dst, options)?;
+            Ok(vec![Part { transport: dst.0.transport, work }])
         };
         self.submit_and_notify(parts, Some(&direct), options, "write")
     }
@@ -327,7 +329,7 @@ impl Peer {
         } else {
             Shape::Pages { local: local_layout, remote: remote_layout, page, count }
         };
-        Ok((link, Work { kind, ..options.work(shape, local, remote) }))
+        Ok((link, self.work(kind, shape, local, remote, options)?))
     }
 
     /// Reads into a range of `dst` from `offset` bytes into `src`.
@@ -348,7 +350,7 @@ impl Peer {
         if options.notification.is_some() {
             let options = options.as_write();
             let parts = || {
-                let work = Work { kind: WorkKind::Read, ..options.work(cut_read(link, span)?, dst, src) };
+                let work = self.work(WorkKind::Read, cut_read(link, span)?, dst, src, &options)?;
                 Ok(vec![Part { transport: src.0.transport, work }])
             };
             let direct = || {
@@ -366,7 +368,7 @@ impl Peer {
                 return Ok(op);
             }
         }
-        let work = Work { kind: WorkKind::Read, ..options.as_write().work(cut_read(link, span)?, dst, src) };
+        let work = self.work(WorkKind::Read, cut_read(link, span)?, dst, src, &options.as_write())?;
         self.submit_when(link, work, options.trigger.as_ref(), options.deadline, "read")
     }
 
@@ -668,6 +670,28 @@ impl Peer {
         operation: &'static str,
     ) -> Result<()> {
         policy.check(local.path_to(remote), &self.0.links[remote.first_group].label, operation)
+    }
+
+    /// The work of a checked write or read, and whether its pages are coalesced.
+    ///
+    /// # Errors
+    /// `Unsupported` if the options ask for coalescing and one of the two sides does not coalesce; `Unreachable` if the
+    /// path policy does not allow it.
+    #[inline(always)]
+    pub(crate) fn work(
+        &self,
+        kind: WorkKind,
+        shape: Shape,
+        local: &Region,
+        remote: &RemoteRegion,
+        options: &WriteOptions,
+    ) -> Result<Work> {
+        let work = Work { kind, ..options.work(shape, local, remote) };
+        if options.coalesce.is_none() && remote.0.max_coalesced == 0 {
+            return Ok(work);
+        }
+        let coalesce = coalesces(self, &work, &remote.0, options)?;
+        Ok(Work { coalesce, ..work })
     }
 
     #[inline]

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::engine::Work;
 use crate::engine::plan::Shape;
 use crate::spi::WorkKind;
-use crate::{ImmMode, Locality, PathPolicy, Region, RemoteRegion, Signal, Trigger};
+use crate::{CoalescePolicy, ImmMode, Locality, PathPolicy, Region, RemoteRegion, Signal, Trigger};
 
 /// The bytes per work request of a single write with [`ImmMode::PerWr`]. The number is fixed, so that the receiver can
 /// compute the number of imms from the length alone.
@@ -36,6 +36,8 @@ pub struct WriteOptions {
     pub path_policy: PathPolicy,
     /// Whether requests are never posted a second time: [`WriteOptions::no_replay`].
     pub no_replay: bool,
+    /// Whether small pages share work requests: [`WriteOptions::coalesce`].
+    pub coalesce: Option<CoalescePolicy>,
     /// Bytes for the target, once the operation has succeeded. Behind a thin pointer, because options are moved a lot.
     pub(crate) notification: Option<Arc<Vec<u8>>>,
 }
@@ -49,6 +51,7 @@ impl WriteOptions {
         trigger: None,
         path_policy: PathPolicy::ANY,
         no_replay: false,
+        coalesce: None,
         notification: None,
     };
 
@@ -92,6 +95,14 @@ impl WriteOptions {
     /// arrive any more. By default other rails post such requests again.
     pub fn no_replay(mut self) -> Self {
         self.no_replay = true;
+        self
+    }
+
+    /// Whether small pages share large work requests, through slots of both sides; by default, as the transport says
+    /// (`MULTIRAIL_COALESCE`). With [`CoalescePolicy::Always`] the operation is refused with `Unsupported` if one of the
+    /// two sides does not coalesce. Pages of more than 32 KiB have requests of their own in any case.
+    pub fn coalesce(mut self, policy: CoalescePolicy) -> Self {
+        self.coalesce = Some(policy);
         self
     }
 
@@ -149,6 +160,8 @@ pub struct ReadOptions {
     pub path_policy: PathPolicy,
     /// Whether requests are never posted a second time: [`WriteOptions::no_replay`].
     pub no_replay: bool,
+    /// Whether small pages share work requests: [`WriteOptions::coalesce`].
+    pub coalesce: Option<CoalescePolicy>,
     /// As in [`WriteOptions`].
     pub(crate) notification: Option<Arc<Vec<u8>>>,
 }
@@ -183,6 +196,12 @@ impl ReadOptions {
         self
     }
 
+    /// As [`WriteOptions::coalesce`].
+    pub fn coalesce(mut self, policy: CoalescePolicy) -> Self {
+        self.coalesce = Some(policy);
+        self
+    }
+
     /// Begins the operation once `signal` has reached `value`: see [`WriteOptions::when`].
     pub fn when(mut self, signal: Arc<dyn Signal>, value: u32) -> Self {
         self.trigger = Some(Trigger::new(signal, value));
@@ -204,6 +223,7 @@ impl ReadOptions {
             trigger: self.trigger.clone(),
             path_policy: self.path_policy,
             no_replay: self.no_replay,
+            coalesce: self.coalesce,
             notification: self.notification.clone(),
             ..WriteOptions::DEFAULT
         }

@@ -89,6 +89,8 @@ impl RemoteRegion {
                 let import = imports.iter().flatten().next();
                 import.map_or(Paths::empty(), |import| import.paths(in_device_memory))
             }),
+            coalesce: link.capabilities().and_then(|caps| caps.coalesce).unwrap_or_default(),
+            max_coalesced: imports.iter().flatten().map(|import| import.max_coalesced()).min().unwrap_or(0),
             imports,
             revoked: false.into(),
         })))

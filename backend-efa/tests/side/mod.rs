@@ -81,6 +81,7 @@ impl Side {
             rkey: to.rkey(),
             imm: None,
             strategy: CopyStrategy::Plain,
+            coalesce: false,
         }
     }
 

@@ -72,6 +72,9 @@ impl<'a> LoadRunner<'a> {
             write = write.cold();
             read.locality = multirail::Locality::Cold;
         }
+        if let Some(policy) = asked.coalesce {
+            (write, read) = (write.coalesce(policy), read.coalesce(policy));
+        }
         if load.kind == OpKind::WriteImm {
             write = write.imm(load.imm);
         }

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use multirail::cuda::{CudaMemory, Device, PinnedBuffer};
-use multirail::{Access, Fabric, HostBuffer, Memory, Region};
+use multirail::{Access, CoalescePolicy, Fabric, HostBuffer, Memory, Region};
 use serde::{Deserialize, Serialize};
 
 use crate::failure::CommandResult;
@@ -74,6 +74,8 @@ impl fmt::Display for BenchMemory {
 
 /// The environment variable that loopback reads.
 const GPU_BLOCKS: &str = "MULTIRAIL_GPU_BLOCKS";
+/// The variable that lets a process coalesce pages.
+const COALESCE: &str = "MULTIRAIL_COALESCE";
 
 /// Sets the number of GPU blocks that copy, for this process and the server it starts. Call it before any fabric is
 /// open.
@@ -81,6 +83,13 @@ pub fn set_gpu_blocks(blocks: u32) {
     // SAFETY: other threads read the environment only through the standard library, which locks it. Libraries that
     // read it directly are loaded when backends are probed, which is after this.
     unsafe { std::env::set_var(GPU_BLOCKS, blocks.to_string()) };
+}
+
+/// Lets this process and the server it starts coalesce pages: as `policy` says, if an operation states none. Call it
+/// before any fabric is open.
+pub fn set_coalescing(policy: CoalescePolicy) {
+    // SAFETY: as in `set_gpu_blocks`.
+    unsafe { std::env::set_var(COALESCE, policy.name()) };
 }
 
 #[cfg(test)]

@@ -22,7 +22,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use multirail::{Fabric, Paths};
+use multirail::{CoalescePolicy, Fabric, Paths};
 
 use super::Common;
 use super::failure::{CommandFailure, CommandResult};
@@ -183,10 +183,16 @@ struct MeasureOptions {
     #[arg(long)]
     no_limit: bool,
 
-    /// Allow the measured bytes these paths alone: rdma, gpu-copy, memory-copy, sockets or staged, with commas between them
+    /// Allow the measured bytes these paths alone: rdma, gpu-copy, memory-copy, sockets, staged or coalesced, with commas between them
     /// [default: $MULTIRAIL_PATHS, or all]
     #[arg(long, value_name = "PATHS")]
     path: Option<Paths>,
+
+    /// Whether small pages share large work requests, through slots of both sides. A server that was started by
+    /// hand needs MULTIRAIL_COALESCE=never, auto or always
+    /// [default: $MULTIRAIL_COALESCE, or never]
+    #[arg(long, value_name = "POLICY")]
+    coalesce: Option<CoalescePolicy>,
 
     /// Tell the transport that neither side is in a CPU cache
     #[arg(long)]
@@ -205,6 +211,9 @@ impl MeasureOptions {
     fn apply_settings(&self) {
         if let Some(blocks) = self.gpu_blocks {
             memory::set_gpu_blocks(blocks);
+        }
+        if let Some(policy) = self.coalesce {
+            memory::set_coalescing(policy);
         }
     }
 

@@ -950,6 +950,9 @@ impl Engine {
         }
         let Some(path) = state.broken_path(rail).filter(|path| path.slot == slot) else { return };
         path.fenced = Some(result.clone());
+        if result.is_ok() && self.rails[rail].lost.is_none() {
+            self.rails[rail].endpoint.peer_fenced(slot);
+        }
         self.hash_event(HashedEvent::Fenced, rail as u64);
         let (rail_number, confirmed) = (self.rail_number(rail), result.is_ok());
         self.record(TraceEvent::Fenced { rail: rail_number, peer: peer_number(peer), confirmed });

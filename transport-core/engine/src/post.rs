@@ -250,6 +250,7 @@ impl Engine {
             rkey: 0,
             imm: None,
             strategy: CopyStrategy::Plain,
+            coalesce: false,
         });
         let posted = self.post_batch(rail);
         self.rails[rail].probes += posted.accepted;
@@ -493,7 +494,8 @@ impl Engine {
             let share = &active.rails[rail];
             let (next, left) = (share.next, share.left());
             let NextRun { most, piece_bytes, segment } = active.next_run(share);
-            let mut cost = this.window.cost(piece_bytes);
+            let shares_requests = active.work.coalesce;
+            let mut cost = this.window.cost_of_piece(piece_bytes, shares_requests);
             let fit_window = this.window.room(cost_in_flight, oldest, cost);
             if fit_window == 0 && left > 0 {
                 this.window.on_blocked();
@@ -510,9 +512,10 @@ impl Engine {
             {
                 // The first pieces may be longer than the mean of all.
                 let mean = |count: u32| list.bytes_of(next..next + count).div_ceil(count.into());
-                let fit = this.window.room(cost_in_flight, oldest, this.window.cost(mean(count)));
+                let cost_of = |count| this.window.cost_of_piece(mean(count), shares_requests);
+                let fit = this.window.room(cost_in_flight, oldest, cost_of(count));
                 count = count.min(u32::try_from(fit).unwrap_or(u32::MAX)).max(1);
-                cost = this.window.cost(mean(count));
+                cost = cost_of(count);
             }
             if active.takes_credit
                 && count > 0

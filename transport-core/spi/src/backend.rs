@@ -102,6 +102,49 @@ impl FromStr for StagingPolicy {
     }
 }
 
+/// Whether small pages of an operation share large work requests, through slots of both sides: they are *coalesced*. The
+/// worker of each process then copies the pages between its own slots and the memory of the transfer.
+///
+/// Pays if a device's rate of requests is the limit, and not its line. Both processes must allow it. Larger pages than
+/// [`RemoteMemory::max_coalesced`](crate::RemoteMemory::max_coalesced) never are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum CoalescePolicy {
+    /// Each page has a work request, or shares one with its neighbours in both memories.
+    #[default]
+    Never,
+    /// The faster way, by a cost model: from the device's line rate and rate of requests, the number and the size of the
+    /// pages, and what copies cost. Large pages and few pages go directly.
+    Auto,
+    /// All pages that are small enough.
+    Always,
+}
+
+impl CoalescePolicy {
+    /// The name, as a command line and a setting spell it: `never`, `auto` or `always`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Never => "never",
+            Self::Auto => "auto",
+            Self::Always => "always",
+        }
+    }
+}
+
+impl FromStr for CoalescePolicy {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        [Self::Never, Self::Auto, Self::Always]
+            .into_iter()
+            .find(|policy| policy.name() == text.trim())
+            .ok_or_else(|| {
+                let context = format!("{text:?} says nothing about coalescing: give never, auto or always");
+                Error::new(ErrorKind::InvalidRequest, "configure coalescing", context)
+            })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -113,5 +156,13 @@ mod tests {
         assert_eq!("always".parse::<StagingPolicy>().unwrap(), StagingPolicy::Always);
         let refused = "yes".parse::<StagingPolicy>().unwrap_err();
         assert!(refused.kind() == ErrorKind::InvalidRequest && refused.context().contains("0, 1 or always"));
+    }
+
+    #[test]
+    fn policies_are_read_as_they_are_written() {
+        for policy in [CoalescePolicy::Never, CoalescePolicy::Auto, CoalescePolicy::Always] {
+            assert_eq!(policy.name().parse::<CoalescePolicy>().unwrap(), policy);
+        }
+        assert!("1".parse::<CoalescePolicy>().unwrap_err().context().contains("never, auto or always"));
     }
 }

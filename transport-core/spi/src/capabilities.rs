@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::Paths;
+use crate::{CoalescePolicy, Paths};
 
 bitflags::bitflags! {
     /// The operations that a domain offers.
@@ -159,6 +159,8 @@ pub struct Capabilities {
     pub max_direct: u64,
     /// Whether the domain imports keys of staged memory ([`RemoteKey::STAGED`](crate::RemoteKey::STAGED)).
     pub supports_staging: bool,
+    /// What operations that state no policy do with small pages. `None` if the domain does not coalesce.
+    pub coalesce: Option<CoalescePolicy>,
     /// Whether `arm` can wake a sleeping worker.
     pub supports_wakeup: bool,
     /// The longest sleep of an idle worker with one device, if `arm` cannot wake the worker. With n devices, the
@@ -198,6 +200,7 @@ impl Capabilities {
             delivered_scope: DeliveredScope::Target,
             max_direct: 0,
             supports_staging: false,
+            coalesce: None,
             supports_wakeup: false,
             idle_backoff: Duration::from_micros(500),
         }

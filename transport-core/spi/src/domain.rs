@@ -202,6 +202,13 @@ pub trait RemoteMemory: Send + Sync + Any {
         false
     }
 
+    /// The most bytes of a request to the region that may be coalesced
+    /// ([`WorkRequest::coalesce`](crate::WorkRequest::coalesce)); larger ones are not. 0 if this side or the region's
+    /// owner does not allow it.
+    fn max_coalesced(&self) -> u64 {
+        0
+    }
+
     /// The path that bytes take to the region, in a few words for people.
     fn path(&self) -> &'static str {
         "the device"

@@ -64,6 +64,13 @@ pub trait Endpoint: Send {
         false
     }
 
+    /// The peer has fenced its end of a slot ([`Connector::fence`](crate::Connector::fence)): nothing that was posted
+    /// there can touch the peer's memory any more. An endpoint that waits for answers of the peer's endpoint ends the
+    /// requests that only such an answer would end. Does nothing by default.
+    fn peer_fenced(&mut self, peer: PeerSlot) {
+        let _ = peer;
+    }
+
     /// Cancels a posted receive: a later poll reports it as failed with `Cancelled`. Returns false if the device cannot
     /// cancel receives: the receive stays posted until a message consumes it or the endpoint is dropped.
     fn cancel_recv(&mut self, id: u64) -> bool;

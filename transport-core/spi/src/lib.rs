@@ -62,7 +62,7 @@ mod wakeup;
 #[allow(unsafe_code, reason = "names memory by addresses")]
 mod work_request;
 
-pub use backend::{Backend, DeviceInfo, DomainSetup, Probe, StagingPolicy, Unavailable};
+pub use backend::{Backend, CoalescePolicy, DeviceInfo, DomainSetup, Probe, StagingPolicy, Unavailable};
 pub use batch::{Batch, Piece};
 pub use capabilities::{
     AbortScope, Capabilities, DeliveredCost, DeliveredScope, Operations, Ordering, Progress, Revocation,

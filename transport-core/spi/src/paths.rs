@@ -20,16 +20,19 @@ bitflags::bitflags! {
         const SOCKETS = 8;
         /// Intermediate buffers in host memory, because a device does not reach the memory itself.
         const STAGED = 16;
+        /// Slots of both sides, in which small pages share a large work request.
+        const COALESCED = 32;
     }
 }
 
 /// The name of each path, as a command line and a setting spell it.
-const NAMES: [(Paths, &str); 5] = [
+const NAMES: [(Paths, &str); 6] = [
     (Paths::RDMA, "rdma"),
     (Paths::GPU_COPY, "gpu-copy"),
     (Paths::MEMORY_COPY, "memory-copy"),
     (Paths::SOCKETS, "sockets"),
     (Paths::STAGED, "staged"),
+    (Paths::COALESCED, "coalesced"),
 ];
 
 /// The names, with commas between them; `none` for the empty set.

@@ -49,6 +49,9 @@ pub struct WorkRequest {
     pub imm: Option<u32>,
     /// How the CPU copies the bytes, if it does. Chosen by the size of the whole operation.
     pub strategy: CopyStrategy,
+    /// Whether the bytes may share a large work request with those of others, through slots of both sides
+    /// ([`RemoteMemory::max_coalesced`](crate::RemoteMemory::max_coalesced)). Only for a region that allows it.
+    pub coalesce: bool,
 }
 
 // SAFETY: the pointer is a plain address here; who may dereference it, and when,

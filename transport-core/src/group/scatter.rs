@@ -116,7 +116,8 @@ impl PeerGroup {
         let peer = &self.peers()[position];
         let (link, span) =
             peer.check_write(src, part.range.clone(), part.dst, part.offset, options, "scatter")?;
-        let work = options.work(cut_write(link, span, options, "scatter")?, src, part.dst);
+        let shape = cut_write(link, span, options, "scatter")?;
+        let work = peer.work(WorkKind::Write, shape, src, part.dst, options)?;
         Ok(Checked { peer, link, work, bytes: Some((part.dst, span)) })
     }
 

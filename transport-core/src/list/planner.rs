@@ -217,8 +217,9 @@ impl Planner<'_> {
             .segments()
             .iter()
             .all(|segment| segment.local.device_memory_mask != 0 || segment.remote.device_memory);
-        let work = self.options.work(Shape::List(Arc::new(list)), local, remote);
-        Ok(Part { transport: reach.transport, work: Work { kind: self.kind, device_memory, ..work } })
+        let shape = Shape::List(Arc::new(list));
+        let work = self.peer.work(self.kind, shape, local, remote, self.options)?;
+        Ok(Part { transport: reach.transport, work: Work { device_memory, ..work } })
     }
 
     /// How the entries become pieces.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::index::{GroupIndex, TransportIndex};
-use crate::spi::{Direct, Paths, PeerSlot, RemoteMemory};
+use crate::spi::{CoalescePolicy, Direct, Paths, PeerSlot, RemoteMemory};
 use crate::{Access, Error, ErrorKind, PeerId, Result};
 
 /// A region of a peer that this side has imported over one transport.
@@ -29,6 +29,10 @@ pub struct RemoteInner {
     /// The paths that bytes take between the region and local host memory, and between the region and a GPU's memory. All
     /// rails are of one transport, and use the same path.
     pub paths: [Paths; 2],
+    /// The most bytes of a piece that may be coalesced, on all rails; 0 if none may.
+    pub max_coalesced: u64,
+    /// Whether small pages are coalesced if the operation states no policy.
+    pub coalesce: CoalescePolicy,
     pub revoked: AtomicBool,
 }
 

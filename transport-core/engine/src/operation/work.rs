@@ -44,6 +44,8 @@ pub struct Work {
     pub locality: Locality,
     /// Whether no request is posted a second time after a device or a path was lost.
     pub no_replay: bool,
+    /// Whether the pages are coalesced: they share large work requests, through slots of both sides.
+    pub coalesce: bool,
     /// The local or the remote memory is device memory that the CPU cannot address: posting copies no bytes.
     pub device_memory: bool,
 }
@@ -63,6 +65,7 @@ impl Work {
             imm_mode: ImmMode::Last,
             locality: Locality::Auto,
             no_replay: false,
+            coalesce: false,
             device_memory: false,
         }
     }
@@ -127,12 +130,13 @@ impl Work {
     /// The paths that bytes take over a transport. `bare` is the path of requests that address no region.
     #[inline]
     pub fn path(&self, transport: TransportIndex, bare: impl FnOnce() -> Paths) -> Paths {
-        match (&self.shape, &self.local, &self.remote) {
+        let path = match (&self.shape, &self.local, &self.remote) {
             (Shape::List(list), ..) => list.path(),
             (_, Some(local), Some(remote)) => local.path_to(remote),
             (_, Some(local), None) => bare() | local.staging_on(transport),
             _ => bare(),
-        }
+        };
+        if self.coalesce { path | Paths::COALESCED } else { path }
     }
 
     /// The entries that share a request with the entry before them. Of the engines that share an operation, the one
@@ -259,6 +263,7 @@ impl Work {
             rkey: rail.rkey,
             imm,
             strategy: copy::strategy(self.shape.bytes(), self.locality),
+            coalesce: self.coalesce,
         }
     }
 }

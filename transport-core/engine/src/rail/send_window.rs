@@ -122,6 +122,12 @@ impl SendWindow {
         bytes.max(self.min_cost)
     }
 
+    /// The cost of a piece of `bytes` bytes. A piece that shares the device's request with others costs its bytes alone.
+    #[inline]
+    pub fn cost_of_piece(&self, bytes: u64, shares_request: bool) -> u64 {
+        if shares_request { bytes } else { self.cost(bytes) }
+    }
+
     /// Whether one more request of `cost` may be posted; see [`SendWindow::room`].
     #[inline]
     pub fn has_room(&self, cost_in_flight: u64, oldest_cost: u64, cost: u64) -> bool {

@@ -112,6 +112,13 @@ impl<T> StagedWorkQueue<T> {
         self.queue.get_mut(index?)
     }
 
+    /// The work requests that [`next_unassigned`](Self::next_unassigned) would return one after the other, if each was
+    /// assigned as a whole.
+    pub fn unassigned(&self) -> impl Iterator<Item = &StagedWork<T>> {
+        let from = self.lower_bound(self.first_unassigned);
+        self.queue.range(from.min(self.queue.len())..).filter(|work| work.is_unassigned())
+    }
+
     /// Notes that a slot is no longer busy, and the result. Returns the work request, if it has not been removed.
     pub fn finish_slot(
         &mut self,
@@ -258,6 +265,7 @@ mod tests {
             rkey: 0,
             imm: None,
             strategy: CopyStrategy::Plain,
+            coalesce: false,
         }
     }
 

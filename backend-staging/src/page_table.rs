@@ -1,0 +1,112 @@
+//! The page table of a slot that carries several pages: the initiator writes it into the target's slot, in front of the
+//! bytes, and names the number of pages in its slot request.
+//!
+//! The bytes of the pages follow the table without gaps, in the order of the table. For a read, the target puts the
+//! bytes at the same places of the initiator's slot.
+
+use crate::staging_buffer::{SLOT_BYTES, SLOT_LEN};
+
+/// The most pages of one slot. Pages of 1 KiB fill a slot of 256 KiB; for smaller ones the work of a slot request and a
+/// response is small beside that of the pages.
+pub(crate) const MAX_PAGES: usize = 256;
+/// Words of an encoded page.
+pub(crate) const PAGE_WORDS: usize = 3;
+
+/// Bit 31 of the first word: the page has an imm.
+const HAS_IMM: u64 = 1 << 31;
+/// Bit 30 of the first word: the target leaves the page out.
+const IS_SKIPPED: u64 = 1 << 30;
+/// The bits of the first word that hold the length.
+const LEN_BITS: u64 = IS_SKIPPED - 1;
+
+/// What the target does with one page of a slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Page {
+    /// The key of the target's region.
+    pub key: u64,
+    /// The offset of the first byte in a staged region, with the bit [`RemoteKey::STAGED`](multirail_spi::RemoteKey);
+    /// otherwise the remote address.
+    pub offset: u64,
+    /// The number of bytes.
+    pub len: u64,
+    /// The imm that the target reports once the page is in its region.
+    pub imm: Option<u32>,
+    /// Whether the target leaves the page out: its work request failed before the table was written.
+    pub is_skipped: bool,
+}
+
+impl Page {
+    pub(crate) fn to_words(self) -> [u64; PAGE_WORDS] {
+        let flags =
+            if self.imm.is_some() { HAS_IMM } else { 0 } | if self.is_skipped { IS_SKIPPED } else { 0 };
+        let first = (self.len & LEN_BITS) | flags | u64::from(self.imm.unwrap_or_default()) << 32;
+        [first, self.key, self.offset]
+    }
+
+    /// Decodes a page. Every value of the words is a page; [`PlacedPages`] and the region check its range.
+    pub(crate) fn from_words([first, key, offset]: [u64; PAGE_WORDS]) -> Self {
+        let imm = (first & HAS_IMM != 0).then_some((first >> 32) as u32);
+        Self { key, offset, len: first & LEN_BITS, imm, is_skipped: first & IS_SKIPPED != 0 }
+    }
+}
+
+/// Bytes of a table of `pages` pages: a multiple of a cache line.
+pub(crate) const fn table_len(pages: usize) -> u64 {
+    (pages * PAGE_WORDS * 8).next_multiple_of(64) as u64
+}
+
+/// Whether a slot holds `pages` pages of `bytes` bytes together.
+pub(crate) fn fits(pages: usize, bytes: u64) -> bool {
+    pages <= MAX_PAGES && bytes <= SLOT_BYTES as u64
+}
+
+/// Finds the offset in the slot of each page.
+pub(crate) struct PlacedPages {
+    next: u64,
+}
+
+impl PlacedPages {
+    /// The places of `pages` pages that have a table.
+    pub(crate) fn behind_table(pages: usize) -> Self {
+        Self { next: table_len(pages) }
+    }
+
+    /// The offset in the slot of the next page. `None` if the page does not fit the slot.
+    pub(crate) fn place(&mut self, len: u64) -> Option<u64> {
+        let (start, end) = (self.next, self.next.checked_add(len)?);
+        self.next = end;
+        (end <= SLOT_LEN as u64).then_some(start)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn a_page_is_decoded_as_it_was_encoded(
+            key: u64, offset: u64, len in 0..=SLOT_LEN as u64, imm: Option<u32>, is_skipped: bool, words: [u64; PAGE_WORDS],
+        ) {
+            let page = Page { key, offset, len, imm, is_skipped };
+            prop_assert_eq!(Page::from_words(page.to_words()), page);
+            // Words of a hostile peer are a page too, whose length is below 2^30.
+            prop_assert!(Page::from_words(words).len <= LEN_BITS);
+        }
+
+        #[test]
+        fn pages_do_not_overlap_and_stay_in_the_slot(lens in prop::collection::vec(0..=LEN_BITS, 0..=MAX_PAGES)) {
+            let mut places = PlacedPages::behind_table(lens.len());
+            let mut free = table_len(lens.len());
+            for len in &lens {
+                let Some(start) = places.place(*len) else { break };
+                prop_assert!(start == free && start + len <= SLOT_LEN as u64);
+                free = start + len;
+            }
+            let fits = fits(lens.len(), lens.iter().sum());
+            prop_assert!(!fits || places.next <= SLOT_LEN as u64);
+        }
+    }
+}
