@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use multirail_spi::{
     Access, Capabilities, CoalescePolicy, Connector, Domain, Endpoint, EndpointConfig, Error, ErrorKind,
-    Flushes, Memory, MemoryKind, MemoryRegion, Operations, Ordering, Paths, PeerSlot, RemoteKey,
+    FenceKind, Flushes, Memory, MemoryKind, MemoryRegion, Operations, Ordering, Paths, PeerSlot, RemoteKey,
     RemoteMemory, Result, StagingPolicy,
 };
 
@@ -228,9 +228,9 @@ impl Connector for StagedDomain {
         self.0.inner.connector().finish_renewal(peer, answer)
     }
 
-    fn fence(&self, peer: PeerSlot) -> Poll<Result<()>> {
+    fn fence(&self, peer: PeerSlot, kind: FenceKind) -> Poll<Result<()>> {
         let is_shut = self.0.connections.of(peer).is_none_or(|connection| connection.fence());
-        match self.0.inner.connector().fence(peer) {
+        match self.0.inner.connector().fence(peer, kind) {
             Poll::Ready(Ok(())) if !is_shut => Poll::Pending,
             inner => inner,
         }
