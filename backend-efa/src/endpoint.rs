@@ -8,7 +8,7 @@ use std::sync::Arc;
 use libfabric_sys as sys;
 use multirail_spi::{
     Armed, Batch, ClosedSlots, Completions, Endpoint, EndpointConfig, ErrorKind, Event, PeerSlot, Piece,
-    PostResult, ReceiveRequest, Status, Time, WorkRequest,
+    PostResult, ReceiveRequest, Status, TakeMessage, Time, WorkRequest,
 };
 
 use crate::completion_queue::{Arrival, Entries, MAX_READ};
@@ -541,7 +541,7 @@ impl Endpoint for EfaEndpoint {
         is_cancelled
     }
 
-    fn take_unclaimed(&mut self, peer: Option<PeerSlot>, take: &mut dyn FnMut(PeerSlot, &[u8], Option<u32>)) {
+    fn take_unclaimed(&mut self, peer: Option<PeerSlot>, take: &mut TakeMessage<'_>) {
         if let Some(internal_receives) = &mut self.internal_receives {
             internal_receives.take_unclaimed(peer, take);
         }

@@ -12,6 +12,7 @@ use std::sync::Arc;
 
 use multirail_spi::{
     Access, ErrorKind, Event, HostBuffer, MemoryRegion, PeerSlot, ReceiveRequest, Result, Status,
+    TakeMessage,
     copy::{self, CopyStrategy},
 };
 
@@ -119,11 +120,7 @@ impl InternalReceives {
     }
 
     /// Takes the messages for which the user has posted no receive: those of one peer, or all.
-    pub(crate) fn take_unclaimed(
-        &mut self,
-        peer: Option<PeerSlot>,
-        take: &mut dyn FnMut(PeerSlot, &[u8], Option<u32>),
-    ) {
+    pub(crate) fn take_unclaimed(&mut self, peer: Option<PeerSlot>, take: &mut TakeMessage<'_>) {
         let is_meant = |message: &Unclaimed| peer.is_none_or(|peer| peer == message.peer);
         let (taken, others): (Vec<_>, Vec<_>) = self.unclaimed.drain(..).partition(is_meant);
         self.unclaimed = VecDeque::from_iter(others);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use multirail_spi::{
     Armed, Batch, Completions, DeliveredScope, Endpoint, ErrorKind, Event, PeerSlot, Piece, PostResult,
-    ReceiveRequest, RemoteKey, Status, Time, WorkKind, WorkRequest,
+    ReceiveRequest, RemoteKey, Status, TakeMessage, Time, WorkKind, WorkRequest,
 };
 
 use crate::connection::{Connection, EndpointContext};
@@ -174,7 +174,7 @@ impl Endpoint for StagedEndpoint {
         self.inner.cancel_recv(id)
     }
 
-    fn take_unclaimed(&mut self, peer: Option<PeerSlot>, take: &mut dyn FnMut(PeerSlot, &[u8], Option<u32>)) {
+    fn take_unclaimed(&mut self, peer: Option<PeerSlot>, take: &mut TakeMessage<'_>) {
         self.inner.take_unclaimed(peer, take);
     }
 

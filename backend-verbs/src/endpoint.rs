@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use multirail_spi::{
     Armed, Batch, ClosedSlots, Completions, Endpoint, EndpointConfig, ErrorKind, Event, PeerSlot, Piece,
-    PostResult, ReceiveRequest, Result, Status, Time, WorkKind, WorkRequest,
+    PostResult, ReceiveRequest, Result, Status, TakeMessage, Time, WorkKind, WorkRequest,
 };
 use rdma_sys as ib;
 
@@ -650,7 +650,7 @@ impl Endpoint for VerbsEndpoint {
         true
     }
 
-    fn take_unclaimed(&mut self, peer: Option<PeerSlot>, take: &mut dyn FnMut(PeerSlot, &[u8], Option<u32>)) {
+    fn take_unclaimed(&mut self, peer: Option<PeerSlot>, take: &mut TakeMessage<'_>) {
         self.receives.take_unclaimed(&self.shared.card, peer, take);
     }
 

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use multirail_spi::{
     Access, HostBuffer, Memory, MemoryRegion, PeerSlot, PostResult, ReceiveRequest, Result, Status,
+    TakeMessage,
 };
 use rdma_sys as ib;
 
@@ -160,7 +161,7 @@ impl Receives {
         &mut self,
         card: &PortQueues,
         peer: Option<PeerSlot>,
-        take: &mut dyn FnMut(PeerSlot, &[u8], Option<u32>),
+        take: &mut TakeMessage<'_>,
     ) {
         let is_meant = |arrival: &ReceivedMessage| peer.is_none_or(|peer| peer == arrival.from);
         let (taken, others): (Vec<_>, Vec<_>) = self.messages.drain(..).partition(is_meant);

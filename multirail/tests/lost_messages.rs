@@ -250,6 +250,34 @@ fn one_receive_takes_messages_of_both_devices() {
     }
 }
 
+/// As above, with a receive on each of the two devices, and two messages of one sender: both receives take one.
+#[test]
+fn receives_follow_the_messages() {
+    let clock = VirtualClock::default();
+    let lossy = LinkModel { lose_devices_at: vec![(0, Time::from_nanos(1000))], ..LinkModel::p5() };
+    let hub = open(&clock, 2, LinkModel::p5(), 1);
+    let senders = [open(&clock, 2, lossy, 2), open(&clock, 2, LinkModel::p5(), 3)];
+    let peers = [0, 1].map(|number: usize| senders[number].connect_local(&hub).unwrap().0);
+    let fabrics = [&hub, &senders[0], &senders[1]];
+    let into = hub.alloc(2 * LEN, Access::LOCAL).unwrap();
+    let options = SendOptions::new().deadline(DEADLINE);
+    while turn(&clock, &fabrics, Time::from_nanos(100_000)) {}
+    for sender in [1, 0, 0, 1, 1] {
+        let from = senders[sender].alloc(LEN, Access::LOCAL).unwrap();
+        let receives = [0, LEN].map(|at| hub.recv(&into, at..at + LEN).unwrap());
+        let sends = [(); 2].map(|()| peers[sender].send_with(&from, 0..LEN, &options).unwrap());
+        let mut ops: Vec<_> = receives.into_iter().chain(sends).map(|op| (op, false)).collect();
+        let limit = clock.now().after(DEADLINE / 2);
+        while ops.iter().any(|(_, is_over)| !is_over) {
+            for (op, is_over) in ops.iter_mut().filter(|(_, is_over)| !is_over) {
+                *is_over = op.try_result().is_some_and(|result| result.unwrap().bytes == LEN as u64);
+            }
+            let more = turn(&clock, &fabrics, limit);
+            assert!(more || ops.iter().all(|(_, is_over)| *is_over), "messages of sender {sender} wait");
+        }
+    }
+}
+
 /// Notifications go over messages of their own: they outlive the first device, too.
 #[test]
 fn notifications_change_their_device() {

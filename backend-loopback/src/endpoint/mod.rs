@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 
 use multirail_spi::{
     Armed, Batch, Completions, Endpoint, EndpointConfig, ErrorKind, Event, PeerSlot, PostResult,
-    ReceiveRequest, StagingPolicy, Status, Time, WorkKind, WorkRequest,
+    ReceiveRequest, StagingPolicy, Status, TakeMessage, Time, WorkKind, WorkRequest,
 };
 
 use crate::completions::CompletionQueue;
@@ -462,7 +462,7 @@ impl Endpoint for LoopbackEndpoint {
         true
     }
 
-    fn take_unclaimed(&mut self, peer: Option<PeerSlot>, take: &mut dyn FnMut(PeerSlot, &[u8], Option<u32>)) {
+    fn take_unclaimed(&mut self, peer: Option<PeerSlot>, take: &mut TakeMessage<'_>) {
         let is_meant = |state: &&mut PeerState| peer.is_none_or(|peer| peer == state.slot());
         self.peers.iter_mut().flatten().filter(is_meant).for_each(|state| state.take_unclaimed(take));
     }

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use multirail_spi::{Completions, ErrorKind, Event, PeerSlot, ReceiveRequest, WorkKind};
+use multirail_spi::{Completions, ErrorKind, Event, PeerSlot, ReceiveRequest, TakeMessage, WorkKind};
 
 use crate::gpu;
 use crate::inbound::Inbound;
@@ -154,7 +154,7 @@ impl PeerState {
     }
 
     /// Takes the messages for which no receive is posted.
-    pub(super) fn take_unclaimed(&mut self, take: &mut dyn FnMut(PeerSlot, &[u8], Option<u32>)) {
+    pub(super) fn take_unclaimed(&mut self, take: &mut TakeMessage<'_>) {
         while let Some(message) = self.receiver.next_message() {
             let mut bytes = vec![0; message.len];
             // SAFETY: `bytes` has the length of the message, and is this function's.

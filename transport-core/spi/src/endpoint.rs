@@ -13,6 +13,9 @@ pub struct EndpointConfig {
     pub send_depth: Option<u32>,
 }
 
+/// Takes a message: its sender, its bytes and its imm.
+pub type TakeMessage<'a> = dyn FnMut(PeerSlot, &[u8], Option<u32>) + 'a;
+
 /// The queues of a domain, owned by one thread.
 ///
 /// After the drop of an endpoint, the device touches no memory of the requests that were posted to it. If the device's
@@ -81,12 +84,7 @@ pub trait Endpoint: Send {
     ///
     /// The engine calls this when the device is lost, and when a peer is fenced. Receives on other rails take the
     /// messages. The default is for backends that keep none.
-    fn take_unclaimed(
-        &mut self,
-        _peer: Option<PeerSlot>,
-        _take: &mut dyn FnMut(PeerSlot, &[u8], Option<u32>),
-    ) {
-    }
+    fn take_unclaimed(&mut self, _peer: Option<PeerSlot>, _take: &mut TakeMessage<'_>) {}
 
     /// The provider's own text for a status, which the engine prints behind the text of the kind. Empty if the kind
     /// says all.

@@ -69,7 +69,7 @@ pub use capabilities::{
 };
 pub use clock::{Clock, SystemClock, Time, VirtualClock};
 pub use domain::{Connector, Direct, Domain, MemoryRegion, RemoteKey, RemoteMemory};
-pub use endpoint::{Armed, Endpoint, EndpointConfig, PostResult};
+pub use endpoint::{Armed, Endpoint, EndpointConfig, PostResult, TakeMessage};
 pub use error::{Error, ErrorKind, Result};
 pub use flush::Flushes;
 #[cfg(unix)]

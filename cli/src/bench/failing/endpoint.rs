@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use multirail::spi::{
-    Armed, Batch, Completions, Endpoint, Event, PeerSlot, PostResult, ReceiveRequest, Status,
+    Armed, Batch, Completions, Endpoint, Event, PeerSlot, PostResult, ReceiveRequest, Status, TakeMessage,
 };
 use multirail::{ErrorKind, Time};
 
@@ -131,7 +131,7 @@ impl Endpoint for FailingEndpoint {
         self.inner.as_mut().is_some_and(|inner| inner.cancel_recv(id))
     }
 
-    fn take_unclaimed(&mut self, peer: Option<PeerSlot>, take: &mut dyn FnMut(PeerSlot, &[u8], Option<u32>)) {
+    fn take_unclaimed(&mut self, peer: Option<PeerSlot>, take: &mut TakeMessage<'_>) {
         match &mut self.inner {
             Some(inner) => inner.take_unclaimed(peer, take),
             None => {
