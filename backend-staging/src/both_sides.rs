@@ -223,7 +223,7 @@ mod tests {
                         id: next as u64, peer: PeerSlot(0), kind: if is_read { WorkKind::Read } else { WorkKind::Write },
                         local: near.as_ptr().wrapping_add(at[next]), lkey, len, remote: RemoteKey::STAGED + at[next] as u64,
                         rkey: key.key ^ u64::from(is_forged), imm: has_imm.then_some(next as u32),
-                        strategy: CopyStrategy::Plain, coalesce: false,
+                        strategy: CopyStrategy::Plain,
                     };
                     here.initiator.push(&work, here.regions.by_lkey(lkey), None);
                     next += 1;

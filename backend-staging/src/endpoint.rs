@@ -410,8 +410,10 @@ impl StagedEndpoint {
     /// # Safety
     /// As [`Endpoint::post`].
     unsafe fn post_run(&mut self, run: &WorkRequest, pieces: &[Piece]) -> PostResult {
+        let coalesces = run.coalesces();
+        let run = &WorkRequest { lkey: run.lkey & !WorkRequest::COALESCE, ..*run };
         let find = || self.domain.imports.find(run.peer, run.rkey, pieces[0].remote);
-        let region = run.coalesce.then(find).flatten();
+        let region = coalesces.then(find).flatten();
         if self.has_staged_end(run, &pieces[0]) || self.has_colliding_imm(run) {
             return self.stage((run, 0), pieces, region);
         }
@@ -474,7 +476,7 @@ impl StagedEndpoint {
     /// Whether a run needs the initiator: because one end is staged, because it may be coalesced, or because the peer
     /// would take its imm for the wake imm.
     fn is_staged(&self, run: &WorkRequest, pieces: &[Piece]) -> bool {
-        run.coalesce
+        run.coalesces()
             || pieces.first().is_some_and(|first| self.has_staged_end(run, first))
             || self.has_colliding_imm(run)
     }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 
 use multirail_spi::staging::SlotRequest;
-use multirail_spi::{Access, Error, ErrorKind, Memory, MemoryRegion, RemoteKey, Result};
+use multirail_spi::{Access, Error, ErrorKind, Memory, MemoryRegion, RemoteKey, Result, WorkRequest};
 
 use crate::copies::MemoryLocation;
 
@@ -48,7 +48,7 @@ impl StagedRegions {
         loop {
             getrandom::fill(&mut bytes).map_err(failed)?;
             // A random key cannot be guessed. With the bit `STAGED` set it equals no lkey of the inner device.
-            let key = u64::from_ne_bytes(bytes) & !RemoteKey::STAGED;
+            let key = u64::from_ne_bytes(bytes) & !(RemoteKey::STAGED | WorkRequest::COALESCE);
             let region = Arc::new(StagedRegion::new(key, Arc::clone(&memory), location, access));
             if let std::collections::hash_map::Entry::Vacant(vacant) = self.tables().staged.entry(key) {
                 vacant.insert(Arc::clone(&region));

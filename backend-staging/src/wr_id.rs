@@ -59,7 +59,6 @@ impl InternalWrId {
             rkey,
             imm: None,
             strategy: CopyStrategy::Plain,
-            coalesce: false,
         }
     }
 }

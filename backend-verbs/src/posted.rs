@@ -135,7 +135,6 @@ mod tests {
             rkey: 0,
             imm: None,
             strategy: CopyStrategy::Plain,
-            coalesce: false,
         };
         let piece = |at: usize| Piece { local: std::ptr::null_mut(), remote: at as u64, len: 1 };
         posted.push(&run, 0, &(0..count).map(piece).collect::<Vec<_>>());

@@ -90,7 +90,6 @@ impl TestEndpoint {
             rkey: other.region.key().key,
             imm,
             strategy: CopyStrategy::Plain,
-            coalesce: false,
         };
         // SAFETY: the memory stays until the request has ended, as the caller waits for it.
         let posted = unsafe { self.endpoint.post(&Batch::from_iter([request])) };

@@ -96,8 +96,27 @@ impl Peer {
             return Ok(op);
         }
         let shape = cut_write(link, span, options, "write")?;
-        let work = self.work(WorkKind::Write, shape, src, dst, options)?;
+        if options.coalesce.is_some() || dst.0.max_coalesced > 0 {
+            return self.write_either_way(link, shape, src, dst, options);
+        }
+        let work = options.work(shape, src, dst);
         self.submit_inlined(link, work, options.trigger.as_ref(), options.deadline, "write")
+    }
+
+    /// A write that may be coalesced. A function of its own: to change a finished [`Work`] cost other writes 30
+    /// instructions.
+    #[cold]
+    #[inline(never)]
+    fn write_either_way(
+        &self,
+        link: &Link,
+        shape: Shape,
+        src: &Region,
+        dst: &RemoteRegion,
+        options: &WriteOptions,
+    ) -> Result<Op> {
+        let work = self.work(WorkKind::Write, shape, src, dst, options)?;
+        self.submit_when(link, work, options.trigger.as_ref(), options.deadline, "write")
     }
 
     #[cold]
@@ -329,7 +348,9 @@ impl Peer {
         } else {
             Shape::Pages { local: local_layout, remote: remote_layout, page, count }
         };
-        Ok((link, self.work(kind, shape, local, remote, options)?))
+        let mut work = Work { kind, ..options.work(shape, local, remote) };
+        self.choose_way(&mut work, remote, options)?;
+        Ok((link, work))
     }
 
     /// Reads into a range of `dst` from `offset` bytes into `src`.
@@ -368,7 +389,10 @@ impl Peer {
                 return Ok(op);
             }
         }
-        let work = self.work(WorkKind::Read, cut_read(link, span)?, dst, src, &options.as_write())?;
+        let options_of_write = options.as_write();
+        let mut work =
+            Work { kind: WorkKind::Read, ..options_of_write.work(cut_read(link, span)?, dst, src) };
+        self.choose_way(&mut work, src, &options_of_write)?;
         self.submit_when(link, work, options.trigger.as_ref(), options.deadline, "read")
     }
 
@@ -675,9 +699,7 @@ impl Peer {
     /// The work of a checked write or read, and whether its pages are coalesced.
     ///
     /// # Errors
-    /// `Unsupported` if the options ask for coalescing and one of the two sides does not coalesce; `Unreachable` if the
-    /// path policy does not allow it.
-    #[inline(always)]
+    /// As [`Peer::choose_way`].
     pub(crate) fn work(
         &self,
         kind: WorkKind,
@@ -686,12 +708,22 @@ impl Peer {
         remote: &RemoteRegion,
         options: &WriteOptions,
     ) -> Result<Work> {
-        let work = Work { kind, ..options.work(shape, local, remote) };
-        if options.coalesce.is_none() && remote.0.max_coalesced == 0 {
-            return Ok(work);
+        let mut work = Work { kind, ..options.work(shape, local, remote) };
+        self.choose_way(&mut work, remote, options)?;
+        Ok(work)
+    }
+
+    /// Decides whether the pages of `work` are coalesced. In place, because a copy of the work costs as much as posting it.
+    ///
+    /// # Errors
+    /// `Unsupported` if the options ask for coalescing and one of the two sides does not coalesce; `Unreachable` if the
+    /// path policy does not allow it.
+    #[inline(always)]
+    fn choose_way(&self, work: &mut Work, remote: &RemoteRegion, options: &WriteOptions) -> Result<()> {
+        if options.coalesce.is_some() || remote.0.max_coalesced > 0 {
+            work.coalesce = coalesces(self, work, &remote.0, options)?;
         }
-        let coalesce = coalesces(self, &work, &remote.0, options)?;
-        Ok(Work { coalesce, ..work })
+        Ok(())
     }
 
     #[inline]

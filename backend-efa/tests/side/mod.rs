@@ -81,7 +81,6 @@ impl Side {
             rkey: to.rkey(),
             imm: None,
             strategy: CopyStrategy::Plain,
-            coalesce: false,
         }
     }
 

@@ -293,7 +293,6 @@ mod tests {
                     rkey: 0,
                     imm: None,
                     strategy: CopyStrategy::Plain,
-                    coalesce: false,
                 };
                 batch.push(&request, (guard, to as u64 + (half * page / 2) as u64));
             }

@@ -103,7 +103,6 @@ mod tests {
             rkey: 0,
             imm: None,
             strategy: CopyStrategy::Plain,
-            coalesce: false,
         };
         // SAFETY: three bytes.
         unsafe { writes.push(&request, Time::ZERO) };

@@ -138,7 +138,6 @@ pub fn write(
         rkey: to.map_or(0, |to| to.rkey()),
         imm: None,
         strategy: CopyStrategy::Plain,
-        coalesce: false,
     }
 }
 

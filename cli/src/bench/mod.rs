@@ -65,8 +65,9 @@ target, on the GPU if it is there: once before the rounds and, after overwriting
 A result over 100 % of the limit means that the backend copied with more than one thread. INT, TERM or a \
 failure end a bench early; it prints what it measured until then.
 
-With --fail-rail, the row also has the lost rail and what the other rails replayed. A device without others in its rail \
-group cannot be lost. The peer's side of the rail is not touched: it fences what may still arrive.
+With --fail-rail, the row also has the lost rail and what the other rails replayed. The first device of a transport \
+cannot be lost, since a closed endpoint forgets messages of bench that it has acknowledged, nor one without others in its \
+rail group. The peer's side of the rail is not touched: it fences what may still arrive.
 
 The client has the memory of one side, and the server that of the other. --src is the source of the bytes: \
 the client's side, except for reads.

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use super::event_hash::HashedEvent;
-use super::operation::{ActiveOp, Stage};
+use super::operation::{ActiveOp, ActiveRail, Stage};
 use super::peer::{
     ArrivalKind, BrokenPath, Comeback, FenceKind, FenceRequest, GOOD_PROBES, LinkState, LostArrivals,
     MAX_REFUSED_PROBES, PathProbe, PathProbes, PeerProbe, SlotLink, UnconfirmedFailure,
@@ -451,8 +451,13 @@ impl Engine {
         if !has_changed {
             return;
         }
+        let mut waiting = 0;
         for active in self.active.iter_mut().flatten().filter(|active| active.link == link) {
-            active.message_rail = next;
+            active.message_rail = next as u16;
+            waiting += u64::from(active.work.kind == WorkKind::Send && active.unposted > 0);
+        }
+        if let Some(Some(state)) = self.links.get_mut(link as usize) {
+            state.add_messages(self.handle.group, waiting);
         }
         let (transport, device) = (&self.handle.label, &self.handle.devices[next]);
         tracing::info!(%transport, %device, peer, "messages go over another device from now on");
@@ -968,7 +973,7 @@ impl Engine {
     /// end, all of them fail.
     fn settle_path(&mut self, rail: usize, link: u32) {
         let Some(Some(state)) = self.links.get_mut(link as usize) else { return };
-        let (sent, sent_messages) = (state.sent_imms(rail), state.sent_messages(rail));
+        let sent = state.sent_imms(rail);
         let Some(path) = state.broken_path(rail) else { return };
         let Some(result) = path.fenced.clone() else { return };
         let mut posted = self.rails[rail].inflight.unacknowledged();
@@ -993,6 +998,8 @@ impl Engine {
             self.active[posted.op as usize].as_ref().is_some_and(|active| active.work.kind == WorkKind::Send)
         };
         let messages = pieces.iter().filter(is_message).count() as u64;
+        let state = self.links[link as usize].as_ref();
+        let sent_messages = state.and_then(|state| state.sent_messages(rail, messages));
         let report = result.as_ref().ok();
         let mut lost_imms = LostArrivals::new(imms.len() as u64, sent, report.map(|report| report.imms));
         let mut lost_messages =
@@ -1084,7 +1091,12 @@ impl Engine {
                 0
             }
         };
-        let stage = active.stage;
+        let (stage, link) = (active.stage, active.link);
+        if active.work.kind == WorkKind::Send
+            && let Some(Some(state)) = self.links.get_mut(link as usize)
+        {
+            state.add_messages(self.handle.group, 1);
+        }
         self.handle.counts[rail].replayed(requests, bytes);
         self.record(TraceEvent::Replayed { rail: rail_number, op: id, requests, bytes });
         if stage == Stage::Imm {
@@ -1099,7 +1111,8 @@ impl Engine {
     #[cold]
     fn set_aside(&mut self, op: u32, rail: usize) -> bool {
         let Some(active) = &self.active[op as usize] else { return false };
-        let has_changed = active.work.kind == WorkKind::Send && active.rails[active.message_rail].usable();
+        let has_changed =
+            active.work.kind == WorkKind::Send && active.rails[usize::from(active.message_rail)].usable();
         let may_wait = has_changed || self.may_return(active.link, active.work.kind);
         let Some(active) = &mut self.active[op as usize] else { return false };
         let is_aside = may_wait && active.set_aside(rail);
@@ -1501,6 +1514,12 @@ impl Engine {
         let error = active.error.take();
         if error.is_some() {
             active.work.note_failed();
+        }
+        if active.work.kind == WorkKind::Send && error.is_none() {
+            let rail = active.rails.iter().position(ActiveRail::is_used);
+            if let (Some(rail), Some(Some(state))) = (rail, self.links.get_mut(active.link as usize)) {
+                state.count_acknowledged_message(rail);
+            }
         }
         let outcome = Outcome {
             bytes: active.bytes,

@@ -57,7 +57,7 @@ impl Engine {
         self.prepare_rails(work, link, Rail::is_in_service, &mut rails);
         let takes_credit = work.takes_credit(&peer.links[self.handle.group].credit);
         let message_rail =
-            self.links[link as usize].as_ref().map_or(FIRST_MESSAGE_RAIL, |state| state.message_rail);
+            if work.kind == WorkKind::Send { self.next_message(link) } else { FIRST_MESSAGE_RAIL };
         let mut error = refusal(work, &rails, message_rail);
         if error.is_some() && self.rails.iter().any(|rail| rail.is_retired) {
             // What no rail in service can carry goes over those that are retired.
@@ -87,7 +87,7 @@ impl Engine {
             _ => None,
         };
         let kind = work.operation_kind();
-        let is_counted = work.imm.is_some() || work.kind == WorkKind::Send;
+        let cost_mask = if work.coalesce { 0 } else { u64::MAX };
         let Submission { peer, submitted_at, trigger, deadline, work, span, .. } = submission;
         let (number, now) = (peer_number(peer.id), self.now());
         self.active[id.index as usize] = Some(ActiveOp {
@@ -106,8 +106,8 @@ impl Engine {
             stalled: false,
             span,
             stage: Stage::Data,
-            message_rail,
-            is_counted,
+            message_rail: message_rail as u16,
+            cost_mask,
             rails,
             unplaced,
             unposted,
@@ -145,6 +145,14 @@ impl Engine {
         if trigger.is_some_and(Trigger::is_polled) {
             self.waiting_for_trigger.push(id);
         }
+    }
+
+    /// Counts a message to the peer of a link, and announces it if the peer is to be told. Returns the rail over which it
+    /// goes.
+    fn next_message(&mut self, link: u32) -> usize {
+        let Some(Some(state)) = self.links.get_mut(link as usize) else { return FIRST_MESSAGE_RAIL };
+        state.add_messages(self.handle.group, 1);
+        state.message_rail
     }
 
     /// The link to a peer; `None` if the engine does not know the peer yet, or if the link has failed.
@@ -250,7 +258,6 @@ impl Engine {
             rkey: 0,
             imm: None,
             strategy: CopyStrategy::Plain,
-            coalesce: false,
         });
         let posted = self.post_batch(rail);
         self.rails[rail].probes += posted.accepted;
@@ -494,8 +501,8 @@ impl Engine {
             let share = &active.rails[rail];
             let (next, left) = (share.next, share.left());
             let NextRun { most, piece_bytes, segment } = active.next_run(share);
-            let shares_requests = active.work.coalesce;
-            let mut cost = this.window.cost_of_piece(piece_bytes, shares_requests);
+            let cost_mask = active.cost_mask;
+            let mut cost = this.window.masked_cost(piece_bytes, cost_mask);
             let fit_window = this.window.room(cost_in_flight, oldest, cost);
             if fit_window == 0 && left > 0 {
                 this.window.on_blocked();
@@ -512,7 +519,7 @@ impl Engine {
             {
                 // The first pieces may be longer than the mean of all.
                 let mean = |count: u32| list.bytes_of(next..next + count).div_ceil(count.into());
-                let cost_of = |count| this.window.cost_of_piece(mean(count), shares_requests);
+                let cost_of = |count| this.window.masked_cost(mean(count), cost_mask);
                 let fit = this.window.room(cost_in_flight, oldest, cost_of(count));
                 count = count.min(u32::try_from(fit).unwrap_or(u32::MAX)).max(1);
                 cost = cost_of(count);
@@ -628,12 +635,11 @@ impl Engine {
                 active.rails[rail].refused_by_endpoint = false;
                 active.note_progress(now, &mut self.next_stall_check);
                 active.posted_at = now;
-                if active.is_counted
-                    && (active.counted_imm().is_some() || active.work.kind == WorkKind::Send)
+                if active.work.imm.is_some()
+                    && active.counted_imm().is_some()
                     && let Some(Some(link)) = self.links.get_mut(active.link as usize)
-                    && link.count_sent(active.work.kind, rail, taken)
                 {
-                    link.announce_messages(self.handle.group, rail);
+                    link.count_sent_imms(rail, taken);
                 }
             }
             if taken == run.count || active.error.is_some() {

@@ -32,7 +32,7 @@ pub struct WorkRequest {
     pub kind: WorkKind,
     /// First local byte.
     pub local: *mut u8,
-    /// Key of the local registration.
+    /// Key of the local registration, perhaps with [`WorkRequest::COALESCE`].
     pub lkey: u64,
     /// The number of bytes.
     ///
@@ -49,9 +49,20 @@ pub struct WorkRequest {
     pub imm: Option<u32>,
     /// How the CPU copies the bytes, if it does. Chosen by the size of the whole operation.
     pub strategy: CopyStrategy,
-    /// Whether the bytes may share a large work request with those of others, through slots of both sides
-    /// ([`RemoteMemory::max_coalesced`](crate::RemoteMemory::max_coalesced)). Only for a region that allows it.
-    pub coalesce: bool,
+}
+
+impl WorkRequest {
+    /// The bit of `lkey` that says that the bytes may share a large work request with those of others, through slots of
+    /// both sides ([`RemoteMemory::max_coalesced`](crate::RemoteMemory::max_coalesced)). Only for a region that allows
+    /// it. No device's key has this bit: keys have 32 bits, or are addresses of less than 48. (A field of its own cost an
+    /// instruction per request.)
+    pub const COALESCE: u64 = 1 << 61;
+
+    /// Whether the bytes may share a large work request.
+    #[inline]
+    pub fn coalesces(&self) -> bool {
+        self.lkey & Self::COALESCE != 0
+    }
 }
 
 // SAFETY: the pointer is a plain address here; who may dereference it, and when,

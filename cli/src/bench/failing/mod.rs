@@ -57,10 +57,13 @@ fn check(transports: &[TransportInfo], device: &str) -> Result<(), String> {
     };
     let others =
         transport.groups.iter().find(|group| group.contains(&number)).map_or(0, |group| group.len() - 1);
-    match others {
-        0 => Err(format!(
+    match (number, others) {
+        (_, 0) => Err(format!(
             "--fail-rail {device}: it is alone in its rail group, and no other rail would take over; use --backend loopback, \
              which has {LOOPBACK_CARDS} modelled cards then, or --backend efa --provider tcp --domains 4"
+        )),
+        (0, _) => Err(format!(
+            "--fail-rail {device}: the first device of a transport carries the messages of the bench; name another one"
         )),
         _ => Ok(()),
     }

@@ -60,9 +60,9 @@ pub(crate) struct ActiveOp {
     pub span: Option<Box<tracing::Span>>,
     pub stage: Stage,
     /// The rail that carries the operation if it is a message.
-    pub message_rail: usize,
-    /// Whether the peer counts requests of the operation when they arrive: they have imms, or are messages.
-    pub is_counted: bool,
+    pub message_rail: u16,
+    /// 0 if pieces share requests with others; else all bits are set. For the send window (`masked_cost`).
+    pub cost_mask: u64,
     /// One per rail of the engine. The engine reuses the allocation.
     pub rails: Vec<ActiveRail>,
     /// Pieces that are not posted, and that are in no rail's range.
@@ -183,6 +183,9 @@ impl ActiveRail {
                 None => self.weight = 0,
             }
         }
+        if work.coalesce {
+            self.lkey |= WorkRequest::COALESCE;
+        }
         if let Some(remote) = &work.remote {
             match remote.imports.get(number) {
                 Some(Some(import)) => (self.rkey, self.base) = (import.rkey(), import.base()),
@@ -234,7 +237,7 @@ impl ActiveOp {
 
     /// Whether a rail may carry the operation: messages have a rail of their own.
     fn may_go_over(&self, rail: usize) -> bool {
-        self.work.kind != WorkKind::Send || rail == self.message_rail
+        self.work.kind != WorkKind::Send || rail == usize::from(self.message_rail)
     }
 
     /// Hands the pieces that are not posted on `rail` to the rails that `takes` is true for. Each of them takes its

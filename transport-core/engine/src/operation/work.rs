@@ -263,7 +263,6 @@ impl Work {
             rkey: rail.rkey,
             imm,
             strategy: copy::strategy(self.shape.bytes(), self.locality),
-            coalesce: self.coalesce,
         }
     }
 }

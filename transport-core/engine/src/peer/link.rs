@@ -222,7 +222,6 @@ impl Link {
             rkey: path.rkey,
             imm,
             strategy: copy::strategy(span.len, locality),
-            coalesce: false,
         };
         // SAFETY: the local range was checked and `region` lives through the call;
         // `path.import` is where `rkey` came from.
@@ -296,7 +295,6 @@ impl Link {
             rkey: 0,
             imm,
             strategy: CopyStrategy::Plain,
-            coalesce: false,
         };
         // SAFETY: the caller passes `len` bytes that are readable during the call: of a region, or of its stack.
         Some(unsafe { direct.run(&request, None) })

@@ -41,8 +41,8 @@ pub(crate) struct LinkState {
     pub last_success: Time,
     /// Per rail: the imms that were posted over `send_slots`. `None` once one of them has failed: it may have arrived.
     sent_imms: Vec<Option<u64>>,
-    /// Per rail: the messages that were posted over `send_slots`, in the same way.
-    sent_messages: Vec<Option<u64>>,
+    /// Per rail: the messages that were posted over `send_slots` and are acknowledged. `None` once one has failed.
+    acknowledged_messages: Vec<Option<u64>>,
     /// Per rail: the messages that were posted over `send_slots`, as the peer is told.
     posted_messages: Vec<u64>,
     /// Whether the peer is told of each message: the two sides may not agree on the rail, or other peers of the receiver
@@ -168,7 +168,7 @@ impl LinkState {
             on_trial_until: vec![None; rails],
             last_success: Time::ZERO,
             sent_imms: vec![Some(0); rails],
-            sent_messages: vec![Some(0); rails],
+            acknowledged_messages: vec![Some(0); rails],
             posted_messages: vec![0; rails],
             announces: false,
             asked_to_announce: false,
@@ -193,20 +193,27 @@ impl LinkState {
         self.arrivals[kind] >= self.renew_after[kind] && !self.has_failed
     }
 
-    /// Counts posted requests of an operation of this kind that the peer counts when they arrive: imms or messages.
-    /// Returns true if the peer is to be told.
-    pub fn count_sent(&mut self, kind: WorkKind, rail: usize, more: u32) -> bool {
-        let is_message = kind == WorkKind::Send;
-        let counts = if is_message { &mut self.sent_messages } else { &mut self.sent_imms };
-        if let Some(sent) = &mut counts[rail] {
+    /// Counts posted imms.
+    pub fn count_sent_imms(&mut self, rail: usize, more: u32) {
+        if let Some(sent) = &mut self.sent_imms[rail] {
             // The peer's report may be any number.
             *sent = sent.wrapping_add(more.into());
         }
-        if !is_message {
-            return false;
+    }
+
+    /// Counts messages that are to be posted over the rail for messages, and announces them if the peer is to be told.
+    pub fn add_messages(&mut self, group: GroupIndex, more: u64) {
+        let posted = &mut self.posted_messages[self.message_rail];
+        *posted = posted.wrapping_add(more);
+        if self.announces && more > 0 {
+            self.announce_messages(group, self.message_rail);
         }
-        self.posted_messages[rail] = self.posted_messages[rail].wrapping_add(more.into());
-        self.announces
+    }
+
+    /// Counts a message that was posted over a rail and is acknowledged.
+    pub fn count_acknowledged_message(&mut self, rail: usize) {
+        self.acknowledged_messages[rail] =
+            self.acknowledged_messages[rail].map(|count| count.wrapping_add(1));
     }
 
     /// Tells the peer how many messages were posted over a rail, so that it posts receives there.
@@ -221,13 +228,14 @@ impl LinkState {
     /// Notes that a request with an imm, or a message, has failed: nobody knows any more how many have arrived.
     #[cold]
     pub fn note_failed(&mut self, kind: WorkKind, rail: usize) {
-        let counts = if kind == WorkKind::Send { &mut self.sent_messages } else { &mut self.sent_imms };
+        let counts =
+            if kind == WorkKind::Send { &mut self.acknowledged_messages } else { &mut self.sent_imms };
         counts[rail] = None;
     }
 
-    /// The messages that were posted over a rail. `None` if one of them has failed.
-    pub fn sent_messages(&self, rail: usize) -> Option<u64> {
-        self.sent_messages[rail]
+    /// The messages that were posted over a rail: those that are acknowledged, and `others`. `None` if one has failed.
+    pub fn sent_messages(&self, rail: usize, others: u64) -> Option<u64> {
+        Some(self.acknowledged_messages[rail]?.wrapping_add(others))
     }
 
     /// The imms that were posted over a rail. `None` if one of them has failed.
@@ -303,7 +311,7 @@ impl LinkState {
     /// Notes how many imms and messages the peer has counted of those that were posted over a rail. All others are
     /// settled.
     pub fn set_sent(&mut self, rail: usize, report: FenceReport) {
-        (self.sent_imms[rail], self.sent_messages[rail]) = (Some(report.imms), Some(report.messages));
+        (self.sent_imms[rail], self.acknowledged_messages[rail]) = (Some(report.imms), Some(report.messages));
         self.posted_messages[rail] = report.messages;
     }
 

@@ -221,6 +221,7 @@ impl Segment {
         // All segments lie on the same rails, and the engine uses no others: there are both.
         let lkey = registered.map_or(0, |region| region.lkey());
         let (rkey, remote) = imported.map_or((0, 0), |import| (import.rkey(), import.base()));
+        let lkey = lkey | template.lkey & WorkRequest::COALESCE;
         WorkRequest { local: self.local.start(), lkey, rkey, remote, ..template }
     }
 }

@@ -122,10 +122,11 @@ impl SendWindow {
         bytes.max(self.min_cost)
     }
 
-    /// The cost of a piece of `bytes` bytes. A piece that shares the device's request with others costs its bytes alone.
+    /// As [`SendWindow::cost`], for a piece of an operation. With the mask 0 the piece shares a request with others, and costs
+    /// its bytes alone; otherwise all bits of the mask are set.
     #[inline]
-    pub fn cost_of_piece(&self, bytes: u64, shares_request: bool) -> u64 {
-        if shares_request { bytes } else { self.cost(bytes) }
+    pub fn masked_cost(&self, bytes: u64, mask: u64) -> u64 {
+        bytes.max(self.min_cost & mask)
     }
 
     /// Whether one more request of `cost` may be posted; see [`SendWindow::room`].

@@ -265,7 +265,6 @@ mod tests {
             rkey: 0,
             imm: None,
             strategy: CopyStrategy::Plain,
-            coalesce: false,
         }
     }
 
