@@ -203,7 +203,7 @@ pub trait RemoteMemory: Send + Sync + Any {
     }
 
     /// The most bytes of a request to the region that may be coalesced
-    /// ([`WorkRequest::coalesce`](crate::WorkRequest::coalesce)); larger ones are not. 0 if this side or the region's
+    /// ([`WorkRequest::COALESCE`](crate::WorkRequest::COALESCE)); larger ones are not. 0 if this side or the region's
     /// owner does not allow it.
     fn max_coalesced(&self) -> u64 {
         0
