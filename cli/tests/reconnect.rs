@@ -151,7 +151,7 @@ fn the_option_needs_resume_and_a_server_at_first() {
     assert!(!done && said.contains("--resume"), "{said}");
     let (done, _, said) = run(&["send", text(&path), "--to", "127.0.0.1:9", "--resume", "--reconnect=soon"]);
     assert!(!done && said.contains("unknown time unit"), "{said}");
-    // Nobody listens at this address. `send` does not wait for an address that it has never reached.
+    // `send` does not wait for an address that it has never reached, and nobody listens at this one.
     let (done, _, said) = run(&["send", text(&path), "--to", "127.0.0.1:9", "--resume", "--reconnect=10min"]);
     assert!(!done && said.contains("refused"), "{said}");
 }

@@ -308,6 +308,31 @@ fn notifications_change_their_device() {
     }
 }
 
+/// Sends messages from `a` to `b`, one after another: each send succeeds, and each message arrives once.
+fn all_messages_arrive(clock: &VirtualClock, a: &Fabric, b: &Fabric, count: usize) {
+    let to_b = a.connect_local(b).unwrap().0;
+    let (from, pool) = (a.alloc(LEN, Access::LOCAL).unwrap(), b.recv_pool(4, LEN).unwrap());
+    let taken = || std::iter::from_fn(|| pool.try_next()).map(Result::unwrap).count();
+    let options = SendOptions::new().deadline(DEADLINE);
+    let mut arrived = 0;
+    for number in 0..count {
+        let mut op = to_b.send_with(&from, 0..LEN, &options).unwrap();
+        let limit = clock.now().after(DEADLINE);
+        let result = loop {
+            arrived += taken();
+            if let Some(result) = op.try_result() {
+                break result;
+            }
+            assert!(turn(clock, &[a, b], limit), "{number}");
+        };
+        assert!(result.is_ok(), "{number}: {result:?}");
+    }
+    while turn(clock, &[a, b], clock.now().after(Duration::from_millis(1))) {
+        arrived += taken();
+    }
+    assert_eq!(arrived, count);
+}
+
 /// The path breaks first, and a device at its end is lost while nothing is settled: both sides learn that it does not
 /// come back.
 #[test]
@@ -323,26 +348,7 @@ fn a_device_is_lost_behind_a_broken_path() {
         links[loses].lose_devices_at = vec![(0, Time::from_nanos(200_000))];
         let [a_link, b_link] = links;
         let (a, b) = (open(&clock, 2, a_link, 1), open(&clock, 2, b_link, 2));
-        let to_b = a.connect_local(&b).unwrap().0;
-        let (from, pool) = (a.alloc(LEN, Access::LOCAL).unwrap(), b.recv_pool(4, LEN).unwrap());
-        let mut arrived = 0;
-        for number in 0..20 {
-            let options = SendOptions::new().deadline(DEADLINE);
-            let mut op = to_b.send_with(&from, 0..LEN, &options).unwrap();
-            let limit = clock.now().after(DEADLINE);
-            let result = loop {
-                arrived += std::iter::from_fn(|| pool.try_next()).map(Result::unwrap).count();
-                if let Some(result) = op.try_result() {
-                    break result;
-                }
-                assert!(turn(&clock, &[&a, &b], limit), "{number}");
-            };
-            assert!(result.is_ok(), "{number}: {result:?}");
-        }
-        while turn(&clock, &[&a, &b], clock.now().after(Duration::from_millis(1))) {
-            arrived += std::iter::from_fn(|| pool.try_next()).map(Result::unwrap).count();
-        }
-        assert_eq!(arrived, 20);
+        all_messages_arrive(&clock, &a, &b, 20);
     }
 }
 
@@ -359,26 +365,6 @@ fn messages_wait_for_a_path_that_comes_back() {
     let errors = Some(Duration::from_micros(50));
     let link = LinkModel { broken_paths: vec![path], path_errors_after: errors, ..LinkModel::p5() };
     let (a, b) = (open(&clock, 2, link, 1), open(&clock, 2, LinkModel::p5(), 2));
-    let to_b = a.connect_local(&b).unwrap().0;
-    let from = a.alloc(LEN, Access::LOCAL).unwrap();
-    let pool = b.recv_pool(4, LEN).unwrap();
-    let options = SendOptions::new().deadline(DEADLINE);
-    let mut arrived = 0;
-    for number in 0..30 {
-        let mut op = to_b.send_with(&from, 0..LEN, &options).unwrap();
-        let limit = clock.now().after(DEADLINE);
-        let result = loop {
-            arrived += std::iter::from_fn(|| pool.try_next()).map(Result::unwrap).count();
-            if let Some(result) = op.try_result() {
-                break result;
-            }
-            assert!(turn(&clock, &[&a, &b], limit), "{number}");
-        };
-        assert!(result.is_ok(), "{number}: {result:?}");
-    }
+    all_messages_arrive(&clock, &a, &b, 30);
     assert!(clock.now() > path.until);
-    while turn(&clock, &[&a, &b], clock.now().after(Duration::from_millis(1))) {
-        arrived += std::iter::from_fn(|| pool.try_next()).map(Result::unwrap).count();
-    }
-    assert_eq!(arrived, 30);
 }

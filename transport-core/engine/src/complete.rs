@@ -427,10 +427,9 @@ impl Engine {
     /// Messages to the peer of a link go over the first rail whose path works, or may come back.
     fn update_message_rail(&mut self, link: u32) {
         let Some(Some(state)) = self.links.get(link as usize) else { return };
-        let is_for_good = |path: &BrokenPath| !self.may_come_back(path);
         let reaches = |rail: &usize| {
             let broken = state.broken_paths().iter().find(|path| path.rail == *rail);
-            broken.map_or(state.send_slots[*rail].is_some(), |path| !is_for_good(path))
+            broken.map_or(state.send_slots[*rail].is_some(), |path| self.may_come_back(path))
         };
         let mut rails = 0..self.rails.len();
         let Some(next) = rails.find(reaches) else { return };
@@ -1004,14 +1003,13 @@ impl Engine {
         let mut lost_imms = LostArrivals::new(imms.len() as u64, sent, report.map(|report| report.imms));
         let mut lost_messages =
             LostArrivals::new(messages, sent_messages, report.map(|report| report.messages));
-        let (imms_posted, messages_posted) = (sent, sent_messages);
         tracing::debug!(
             rail,
             lost = pieces.len(),
             ?lost_imms,
-            imms_posted,
+            imms_posted = sent,
             ?lost_messages,
-            messages_posted,
+            messages_posted = sent_messages,
             ?report,
             "a broken path is settled"
         );

@@ -23,29 +23,18 @@ pub(super) struct FailingEndpoint {
     failure: Arc<RailFailure>,
     /// True until the loss is reported.
     is_unreported: bool,
-    /// The messages that had arrived without a receive when the device was lost.
-    unclaimed: Vec<UnclaimedMessage>,
 }
-
-/// The sender, the bytes and the imm of a message.
-type UnclaimedMessage = (PeerSlot, Box<[u8]>, Option<u32>);
 
 impl FailingEndpoint {
     pub(super) fn new(inner: Box<dyn Endpoint>, failure: Arc<RailFailure>) -> Self {
-        Self { inner: Some(inner), outstanding: 0, failure, is_unreported: true, unclaimed: Vec::new() }
+        Self { inner: Some(inner), outstanding: 0, failure, is_unreported: true }
     }
 
-    /// Closes the inner endpoint, which was just polled to its last event, if its time has come.
+    /// Closes the inner endpoint if its time has come.
     fn lose_if_due(&mut self) {
-        if self.outstanding > 0
-            && self.failure.is_due()
-            && let Some(mut inner) = self.inner.take()
-        {
-            inner.take_unclaimed(None, &mut |peer, bytes, imm| {
-                self.unclaimed.push((peer, bytes.into(), imm));
-            });
+        if self.outstanding > 0 && self.inner.is_some() && self.failure.is_due() {
             // From here on, the device touches no memory of this side.
-            drop(inner);
+            self.inner = None;
             self.failure.lose();
         }
     }
@@ -88,6 +77,7 @@ impl Endpoint for FailingEndpoint {
     }
 
     fn poll(&mut self, into: &mut Completions) {
+        self.lose_if_due();
         let Some(inner) = &mut self.inner else { return self.report_loss(into) };
         let before = into.as_slice().len();
         inner.poll(into);
@@ -98,9 +88,6 @@ impl Endpoint for FailingEndpoint {
                 Event::PeerGone { peer } => self.failure.leaving().retain(|slot| slot != peer),
                 _ => {}
             }
-        }
-        if into.spare() > 0 {
-            self.lose_if_due();
         }
     }
 
@@ -132,14 +119,9 @@ impl Endpoint for FailingEndpoint {
     }
 
     fn take_unclaimed(&mut self, peer: Option<PeerSlot>, take: &mut TakeMessage<'_>) {
-        match &mut self.inner {
-            Some(inner) => inner.take_unclaimed(peer, take),
-            None => {
-                let is_meant = |message: &mut UnclaimedMessage| peer.is_none_or(|peer| peer == message.0);
-                self.unclaimed
-                    .extract_if(.., is_meant)
-                    .for_each(|(peer, bytes, imm)| take(peer, &bytes, imm));
-            }
+        // A device that carries messages is never made to fail, so none wait at a lost one.
+        if let Some(inner) = &mut self.inner {
+            inner.take_unclaimed(peer, take);
         }
     }
 

@@ -118,8 +118,8 @@ impl SlotLink {
         }
     }
 
-    /// What has arrived, for a peer that has asked for a fence. If messages may have been consumed without being counted,
-    /// the number is more than the peer can have sent, so that the peer sends none again.
+    /// The answer to a peer that has asked for a fence: what has arrived. This side may have consumed messages without
+    /// counting them. Then it reports more messages than the peer can have sent, and the peer sends none again.
     pub fn report(self) -> FenceReport {
         let messages = if self.is_uncounted { u64::MAX } else { self.messages };
         FenceReport { imms: self.imms, messages }
