@@ -69,6 +69,10 @@ fn reports(side: &mut Side, other: &mut Side, limit: Duration, is_it: impl Fn(&E
     false
 }
 
+/// The fault of [`Stuck`]: no message finds a receive after this number of them. The number is odd: first both providers
+/// greet each other, and then each message has a receipt, so a message is the first that finds no receive, not a receipt.
+const RNR: &str = "rnr=21";
+
 /// A message that the first card repeats for ever, because its target has no receive for it; and the message's memory.
 struct Stuck {
     here: Side,
@@ -80,7 +84,7 @@ struct Stuck {
 impl Stuck {
     /// Sends such a message. Returns `None`, and prints why, without cards that behave so.
     fn send(is_freed: &Arc<AtomicBool>) -> Option<Self> {
-        if !has_setting("EFA_SIM_FAULTS", "rnr=20") {
+        if !has_setting("EFA_SIM_FAULTS", RNR) {
             return None;
         }
         let (mut here, mut there) = cards("efa")?;
@@ -203,7 +207,7 @@ fn exits_with_an_overdue_endpoint() {
 
 #[test]
 fn a_process_can_exit_while_an_endpoint_is_overdue() {
-    if !has_setting("EFA_SIM_FAULTS", "rnr=20") {
+    if !has_setting("EFA_SIM_FAULTS", RNR) {
         return;
     }
     let program = std::env::current_exe().unwrap();
