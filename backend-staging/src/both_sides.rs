@@ -265,6 +265,14 @@ mod tests {
         }
     }
 
+    /// A worker that hears of progress polls again instead of sleeping.
+    #[test]
+    fn an_initiator_without_work_makes_no_progress() {
+        let (mut here, _there) = Side::pair().unwrap();
+        here.with(|initiator, _, context| initiator.advance(true, context));
+        assert!(!here.made_progress);
+    }
+
     /// A sequence that looks random (Knuth's MMIX).
     struct Lcg(u64);
 

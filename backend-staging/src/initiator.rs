@@ -388,6 +388,9 @@ impl SlotInitiator {
                 }
                 continue;
             }
+            if self.queue.next_unassigned().is_none() {
+                return;
+            }
             if more_may_follow && !self.has_full_slot() {
                 // The next poll assigns them.
                 *context.made_progress = true;

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::event_hash::HashedEvent;
+use super::flow_control::CreditCounter;
 use super::operation::{ActiveOp, ActiveRail, NextRun, Stage, Unplaced};
 use super::peer::PeerState;
 use super::rail::{FIRST_MESSAGE_RAIL, Run};
@@ -759,13 +760,21 @@ impl Engine {
         let Some(active) = &self.active[op as usize] else { return };
         let (link, bytes) = (active.link, active.piece_bytes() * u64::from(pieces));
         if failed && let Some(counter) = active.credit_counter(self.handle.group) {
-            counter.give_back(pieces);
-            active.peer.notify_other_groups(self.handle.group);
+            self.give_credit_back(active, counter, pieces);
         }
         let Some(Some(state)) = self.links.get_mut(link as usize) else { return };
         state.posted_bytes -= bytes;
         if bytes > 0 || failed {
             self.retry_waiting(link);
+        }
+    }
+
+    /// Gives back imms or messages. Other rail groups learn of it if one may wait for them: if each refused request told
+    /// them, two groups of one worker would keep it awake for as long as a peer's queue is full.
+    fn give_credit_back(&self, active: &ActiveOp, counter: &CreditCounter, count: u32) {
+        counter.give_back(count);
+        if counter.take_is_short() {
+            active.peer.notify_other_groups(self.handle.group);
         }
     }
 
@@ -781,8 +790,7 @@ impl Engine {
             let has_credit = |active: &&ActiveOp| active.takes_credit && refused > 0;
             let Some(active) = self.active[run.op as usize].as_ref().filter(has_credit) else { continue };
             if let Some(counter) = active.credit_counter(self.handle.group) {
-                counter.give_back(refused);
-                active.peer.notify_other_groups(self.handle.group);
+                self.give_credit_back(active, counter, refused);
             }
             let link = active.link;
             if let Some(Some(state)) = self.links.get_mut(link as usize) {

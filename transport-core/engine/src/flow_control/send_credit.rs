@@ -25,6 +25,8 @@ struct State {
 pub struct CreditCounter {
     granted: AtomicU64,
     used: AtomicU64,
+    /// Whether somebody got less than it wanted, and waits.
+    is_short: AtomicBool,
 }
 
 impl SendCredit {
@@ -74,6 +76,16 @@ impl CreditCounter {
 
     /// Takes up to `wanted`; returns how many it took.
     pub fn take(&self, wanted: u32) -> u32 {
+        let taken = self.take_at_once(wanted);
+        if taken == wanted {
+            return taken;
+        }
+        // Whoever gives credit back from here on notifies the engines. What was given back before is there now.
+        self.is_short.store(true, Ordering::SeqCst);
+        taken + self.take_at_once(wanted - taken)
+    }
+
+    fn take_at_once(&self, wanted: u32) -> u32 {
         let granted = self.granted.load(Ordering::SeqCst);
         if granted == u64::MAX {
             return wanted;
@@ -99,6 +111,12 @@ impl CreditCounter {
         }
     }
 
+    /// Returns whether somebody got less than it wanted since the last call: the caller, which has given credit back,
+    /// then notifies all engines.
+    pub fn take_is_short(&self) -> bool {
+        self.is_short.swap(false, Ordering::SeqCst)
+    }
+
     fn raise(&self, to: u64) -> bool {
         self.granted.fetch_max(to, Ordering::SeqCst) <= to
     }
@@ -120,6 +138,10 @@ mod tests {
         assert!(credit.raise(&grant(5)) && !imms.is_unlimited());
         assert_eq!([imms.take(3), imms.take(3), imms.take(3)], [3, 2, 0]);
         imms.give_back(1);
+        assert!(imms.take_is_short(), "two got less than they wanted");
+        assert_eq!(imms.take(1), 1);
+        imms.give_back(1);
+        assert!(!imms.take_is_short(), "nobody waits");
         assert_eq!(imms.take(3), 1);
         // A repeated grant and a smaller grant add nothing.
         assert!(credit.raise(&grant(5)) && imms.is_used_up());
