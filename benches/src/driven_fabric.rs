@@ -62,7 +62,8 @@ impl DrivenFabric {
         }
     }
 
-    fn serve(&self) {
+    /// Runs one turn of the connections, if the caller drives them.
+    pub fn serve(&self) {
         if let Some(connections) = &self.connections {
             connections.block_on(yield_now());
         }

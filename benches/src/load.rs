@@ -37,7 +37,8 @@ pub struct WriteLoop<P: BenchDevices> {
     /// The target has a worker, which sleeps while it is idle. Otherwise it has a thread that never sleeps.
     #[arg(long)]
     pub worker: bool,
-    /// The loop sleeps this number of milliseconds when all writes are posted, so that it rarely polls in vain.
+    /// The loop sleeps this number of milliseconds when all writes are posted, and the target after each turn, so that
+    /// both rarely poll in vain.
     #[arg(long, default_value_t = 0, hide = true)]
     pub pause: u64,
 }
@@ -91,7 +92,11 @@ impl<P: BenchDevices> WriteLoop<P> {
             return Err("--inflight must be at least --batch, and --region must have at least as many pages as --batch".into());
         }
         let target = if self.worker { Driven::ByWorkers } else { Driven::ByCaller };
-        let writer = ConnectedWriter::connect(&self.devices, Driven::ByCaller, target, self.region)?;
+        let pause = Duration::from_millis(self.pause);
+        let writer = match pause.is_zero() {
+            true => ConnectedWriter::connect(&self.devices, Driven::ByCaller, target, self.region)?,
+            false => ConnectedWriter::with_pauses(&self.devices, self.region, pause)?,
+        };
         if P::PINS {
             pin(ProcessRole::Writer)?;
         }
@@ -105,7 +110,6 @@ impl<P: BenchDevices> WriteLoop<P> {
             Some(count) => Until::Batches(count.div_ceil(per_batch)),
             None => Until::Time(begun + Duration::from_millis(self.millis)),
         };
-        let pause = Duration::from_millis(self.pause);
         let under_way = self.inflight / self.batch;
         let window = WriteWindow { writer: &writer, size: self.size, under_way, pause, yields: !P::PINS };
         let done = window.run(&batches, until)? * per_batch;

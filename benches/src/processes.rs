@@ -4,6 +4,7 @@ use std::cell::Cell;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, ChildStdin, Command, ExitCode, Stdio};
 use std::sync::Arc;
+use std::time::Duration;
 
 use clap::ValueEnum;
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -87,6 +88,9 @@ pub struct Target<P: BenchDevices> {
     /// What tells of these writes.
     #[arg(long, default_value = "imm")]
     announced: AnnouncedBy,
+    /// The thread that drives the engine sleeps this number of milliseconds after each turn.
+    #[arg(long, default_value_t = 0, hide = true)]
+    pause: u64,
 }
 
 impl<P: BenchDevices> Target<P> {
@@ -113,6 +117,13 @@ impl<P: BenchDevices> Target<P> {
                 }
             }
             None if self.worker => input.await_end()?,
+            None if self.pause > 0 => {
+                while !input.has_ended() {
+                    turn(&fabric);
+                    fabric.serve();
+                    std::thread::sleep(Duration::from_millis(self.pause));
+                }
+            }
             None => {
                 while !input.is_over() {
                     fabric.step();
@@ -121,6 +132,12 @@ impl<P: BenchDevices> Target<P> {
         }
         Ok(ExitCode::SUCCESS)
     }
+}
+
+/// A turn of a target that sleeps between its turns. Callgrind can count the instructions of this function alone.
+#[inline(never)]
+fn turn(fabric: &DrivenFabric) {
+    fabric.step();
 }
 
 /// The input of this process. The writer sends nothing through it and closes it at the end.
@@ -133,7 +150,12 @@ impl Input {
     /// Returns true if the input has ended. Checks at every [`TURNS_PER_CHECK`]th call.
     fn is_over(&self) -> bool {
         self.calls.set(self.calls.get().wrapping_add(1));
-        self.calls.get().is_multiple_of(TURNS_PER_CHECK) && self.poll(Some(&Timespec::default())) != Ok(0)
+        self.calls.get().is_multiple_of(TURNS_PER_CHECK) && self.has_ended()
+    }
+
+    /// Returns true if the input has ended.
+    fn has_ended(&self) -> bool {
+        self.poll(Some(&Timespec::default())) != Ok(0)
     }
 
     fn await_end(&self) -> BenchResult<()> {
@@ -172,6 +194,12 @@ impl ConnectedWriter {
     ) -> BenchResult<Self> {
         let more = (target == Driven::ByWorkers).then(|| "--worker".to_owned());
         Self::start(devices, driven, bytes, false, more)
+    }
+
+    /// Starts a target that sleeps `pause` after each turn, and connects to it.
+    pub fn with_pauses(devices: &impl BenchDevices, bytes: usize, pause: Duration) -> BenchResult<Self> {
+        let more = ["--pause".to_owned(), pause.as_millis().to_string()];
+        Self::start(devices, Driven::ByCaller, bytes, false, more)
     }
 
     /// Starts a target that responds to each write with a write of `len` bytes.

@@ -1,20 +1,21 @@
 //! The suite against EFA devices, real ones or the simulated ones of `ci/efa-sim/run`: with 1, 4 and 32 rails, as far
-//! as the machine has so many devices.
+//! as the machine has so many devices. And with one rail and all small pages coalesced.
 
 use std::process::ExitCode;
 use std::sync::{Arc, OnceLock};
 
 use backend_efa::{Efa, EfaConfig};
 use multirail_conformance::{BackendUnderTest, TransportShape, TrialTag, Variant, devices};
+use staging::{Staged, StagingPolicy};
 use transport_core::spi::{Backend, Operations};
-use transport_core::{FabricBuilder, TransportConfig, TransportInfo};
+use transport_core::{CoalescePolicy, FabricBuilder, TransportConfig, TransportInfo};
 
 /// The numbers of rails to run with.
 const RAILS: [u32; 3] = [1, 4, 32];
 
 struct SimulatedEfa {
     name: String,
-    backend: Arc<Efa>,
+    backend: Arc<dyn Backend>,
     rails: u32,
     /// True if the provider emulates writes. The first trial that depends on it opens a device to find out; all numbers
     /// of rails share the answer.
@@ -101,7 +102,7 @@ impl BackendUnderTest for SimulatedEfa {
 }
 
 /// Opens a device to find out whether the provider emulates writes.
-fn emulates_writes(backend: &Arc<Efa>) -> bool {
+fn emulates_writes(backend: &Arc<dyn Backend>) -> bool {
     let devices: Vec<_> = backend.probe().into_iter().flatten().take(1).collect();
     let transport = TransportConfig::new("probe", backend.clone()).devices(devices);
     let writes = |info: &TransportInfo| info.capabilities.emulated.contains(Operations::WRITE);
@@ -112,7 +113,7 @@ fn emulates_writes(backend: &Arc<Efa>) -> bool {
 fn main() -> ExitCode {
     let mut backends: Vec<Arc<dyn BackendUnderTest>> = Vec::new();
     for provider in ["efa", "efa-direct"] {
-        let backend = Arc::new(Efa::with(EfaConfig::default().provider(provider)));
+        let backend: Arc<dyn Backend> = Arc::new(Efa::with(EfaConfig::default().provider(provider)));
         match backend.probe() {
             // Standard output is for the helpers' responses.
             Err(why) => eprintln!("skipped: {provider}: {}", why.reason),
@@ -123,6 +124,10 @@ fn main() -> ExitCode {
                     let (backend, emulates_writes) = (backend.clone(), emulates_writes.clone());
                     backends.push(Arc::new(SimulatedEfa { name, backend, rails, emulates_writes }));
                 }
+                let name = format!("{provider}-coalesced");
+                let backend = Staged::new(backend, StagingPolicy::Never).coalescing(CoalescePolicy::Always);
+                let backend = Arc::new(backend);
+                backends.push(Arc::new(SimulatedEfa { name, backend, rails: 1, emulates_writes }));
             }
         }
     }

@@ -1,7 +1,8 @@
 //! The suite against RDMA devices, real ones or the emulated ones of `ci/rdma-vm/run`.
 //!
 //! It runs between two devices, or one device and itself, with one and with four queue pairs per peer. It runs with two
-//! devices as two rails, with three queue pairs on one side and two on the other. And it runs with all memory staged.
+//! devices as two rails, with three queue pairs on one side and two on the other. And it runs with all memory staged, and
+//! with all small pages coalesced.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -9,8 +10,8 @@ use std::sync::Arc;
 use backend_verbs::{Verbs, VerbsConfig};
 use multirail_conformance::{BackendUnderTest, TransportShape, TrialTag, Variant, devices};
 use staging::{Staged, StagingPolicy};
-use transport_core::TransportConfig;
 use transport_core::spi::Backend;
+use transport_core::{CoalescePolicy, TransportConfig};
 
 struct VerbsDevices {
     name: &'static str,
@@ -71,6 +72,13 @@ fn main() -> ExitCode {
                 under_test("verbs-q4", cards(4, 4), 1),
                 under_test("verbs-x2", cards(3, 2), 2),
                 under_test("verbs-staged", Arc::new(Staged::new(cards(4, 4), StagingPolicy::Always)), 1),
+                under_test(
+                    "verbs-coalesced",
+                    Arc::new(
+                        Staged::new(cards(4, 4), StagingPolicy::Never).coalescing(CoalescePolicy::Always),
+                    ),
+                    1,
+                ),
             ]
         }
         // Standard output is for the helpers' responses.

@@ -17,7 +17,7 @@ use benches::processes::{BenchDevices, ProcessRole, Target, transport};
 use benches::{BenchResult, exit_code};
 use clap::{Parser, Subcommand};
 use staging::{Staged, StagingPolicy};
-use transport_core::TransportConfig;
+use transport_core::{CoalescePolicy, TransportConfig};
 
 /// A loop of our writes.
 type WriteLoop = benches::load::WriteLoop<LibfabricProvider>;
@@ -67,12 +67,15 @@ pub struct LibfabricProvider {
     /// Stage all memory, as GPU memory is staged if a card refuses it.
     #[arg(long)]
     pub staged: bool,
+    /// Coalesce all small pages.
+    #[arg(long, conflicts_with = "staged")]
+    pub coalesced: bool,
 }
 
 impl LibfabricProvider {
     /// The provider `name`.
     pub fn of(name: &str) -> Self {
-        Self { provider: name.to_owned(), staged: false }
+        Self { provider: name.to_owned(), staged: false, coalesced: false }
     }
 
     /// The local address. Sockets stay on this host; shm and cards have no address.
@@ -91,12 +94,17 @@ impl BenchDevices for LibfabricProvider {
         if self.staged {
             return transport(Staged::new(Arc::new(inner), StagingPolicy::Always), None);
         }
+        if self.coalesced {
+            let staged = Staged::new(Arc::new(inner), StagingPolicy::Never);
+            return transport(staged.coalescing(CoalescePolicy::Always), None);
+        }
         transport(inner, None)
     }
 
     fn arguments(&self) -> Vec<String> {
         let mut all = vec!["--provider".to_owned(), self.provider.clone()];
         all.extend(self.staged.then(|| "--staged".to_owned()));
+        all.extend(self.coalesced.then(|| "--coalesced".to_owned()));
         all
     }
 }
