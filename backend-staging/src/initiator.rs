@@ -70,6 +70,7 @@ pub(crate) struct SlotInitiator {
 }
 
 /// How the bytes of a work request get from and to the regions of both ends.
+#[derive(Default)]
 struct WorkEnds {
     /// This process's region, if it is staged.
     local: Option<Arc<StagedRegion>>,

@@ -17,7 +17,7 @@ const CLOSED: u64 = 1 << 31;
 const USERS: u64 = CLOSED - 1;
 
 /// The slot and generation of a region. Generations start at 1. A slot has each generation once.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Default, Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RegionKey {
     pub(crate) slot: u32,
     pub(crate) generation: u32,

@@ -10,8 +10,13 @@ use crate::{Event, Status, WorkRequest};
 /// that was removed belongs to no other one.
 #[derive(Debug)]
 pub struct StagedWorkQueue<T> {
-    /// The numbers ascend. They are consecutive unless a later work request was removed before an earlier one.
+    /// The numbers are consecutive: a work request that is removed before an earlier one keeps its place until that one
+    /// is removed.
     queue: VecDeque<StagedWork<T>>,
+    /// The number of work requests that were not removed.
+    len: usize,
+    /// The numbers of the work requests that have ended and were not removed, for [`Self::remove_ended`].
+    ended: Vec<u64>,
     /// The number of the next work request.
     next: u64,
     /// No work request with a smaller number [is unassigned](StagedWork::is_unassigned).
@@ -32,7 +37,8 @@ pub struct StagedWork<T> {
     /// has all bytes, it takes the imm too.
     needs_empty_slot: bool,
     /// The number of slots that are busy with this work request.
-    open_slots: usize,
+    open_slots: u32,
+    is_removed: bool,
     failure: Option<WorkFailure>,
 }
 
@@ -58,11 +64,11 @@ pub struct WorkFailure {
 
 impl<T> Default for StagedWorkQueue<T> {
     fn default() -> Self {
-        Self { queue: VecDeque::new(), next: 0, first_unassigned: 0 }
+        Self { queue: VecDeque::new(), len: 0, ended: Vec::new(), next: 0, first_unassigned: 0 }
     }
 }
 
-impl<T> StagedWorkQueue<T> {
+impl<T: Default> StagedWorkQueue<T> {
     /// Adds a work request. `needs_empty_slot` is true if a slot has to deliver its imm, or if it takes a slot although
     /// it has no bytes. Loopback passes false: it delivers imms in another way.
     pub fn push(&mut self, posted: &WorkRequest, extra: T, needs_empty_slot: bool) {
@@ -73,40 +79,44 @@ impl<T> StagedWorkQueue<T> {
             assigned: 0,
             needs_empty_slot,
             open_slots: 0,
+            is_removed: false,
             failure: None,
         });
+        if posted.len == 0 && !needs_empty_slot {
+            self.ended.push(self.next);
+        }
         self.next += 1;
+        self.len += 1;
     }
 
     /// The number of work requests.
     #[inline]
     pub fn len(&self) -> usize {
-        self.queue.len()
+        self.len
     }
 
     /// Whether there is no work request.
     #[inline]
     pub fn is_empty(&self) -> bool {
-        self.queue.is_empty()
+        self.len == 0
     }
 
     /// All work requests, in the order of posting.
     pub fn iter(&self) -> impl Iterator<Item = &StagedWork<T>> {
-        self.queue.iter()
+        self.queue.iter().filter(|work| !work.is_removed)
     }
 
     /// The work request with this number, if it has not been removed.
     pub fn get_mut(&mut self, number: Option<u64>) -> Option<&mut StagedWork<T>> {
-        let number = number?;
-        let index = self.lower_bound(number);
-        self.queue.get_mut(index).filter(|work| work.number == number)
+        let index = number?.checked_sub(self.queue.front()?.number)?;
+        self.queue.get_mut(index as usize).filter(|work| !work.is_removed)
     }
 
     /// The first work request that has bytes to assign, or that has no bytes and needs an empty slot. The caller
     /// assigns it a slot ([`StagedWork::assign`]). This leaves out a work request of which only the imm still needs a
     /// slot ([`StagedWork::due_empty_slot`]).
     pub fn next_unassigned(&mut self) -> Option<&mut StagedWork<T>> {
-        let from = self.lower_bound(self.first_unassigned);
+        let from = self.first_unassigned_index();
         let index = (from..self.queue.len()).find(|index| self.queue[*index].is_unassigned());
         self.first_unassigned = index.map_or(self.next, |index| self.queue[index].number);
         self.queue.get_mut(index?)
@@ -115,8 +125,7 @@ impl<T> StagedWorkQueue<T> {
     /// The work requests that [`next_unassigned`](Self::next_unassigned) would return one after the other, if each was
     /// assigned as a whole.
     pub fn unassigned(&self) -> impl Iterator<Item = &StagedWork<T>> {
-        let from = self.lower_bound(self.first_unassigned);
-        self.queue.range(from.min(self.queue.len())..).filter(|work| work.is_unassigned())
+        self.queue.range(self.first_unassigned_index()..).filter(|work| work.is_unassigned())
     }
 
     /// Notes that a slot is no longer busy, and the result. Returns the work request, if it has not been removed.
@@ -125,17 +134,27 @@ impl<T> StagedWorkQueue<T> {
         content: &SlotContent,
         result: Result<(), WorkFailure>,
     ) -> Option<&mut StagedWork<T>> {
-        let work = self.get_mut(content.work)?;
+        let index = content.work?.checked_sub(self.queue.front()?.number)?;
+        let work = self.queue.get_mut(index as usize).filter(|work| !work.is_removed)?;
         work.open_slots -= 1;
         if let Err(failure) = result {
             work.fail(failure);
+        }
+        if work.has_ended() {
+            self.ended.push(work.number);
         }
         Some(work)
     }
 
     /// Fails all work requests that have not failed before. Each ends once no slot is busy with it.
     pub fn fail_all(&mut self, failure: WorkFailure) {
-        self.queue.iter_mut().for_each(|work| work.fail(failure));
+        for work in &mut self.queue {
+            let had_ended = work.has_ended();
+            work.fail(failure);
+            if !had_ended && work.has_ended() {
+                self.ended.push(work.number);
+            }
+        }
     }
 
     /// The oldest work request, if it has ended.
@@ -143,39 +162,39 @@ impl<T> StagedWorkQueue<T> {
         self.queue.front().filter(|work| work.has_ended())
     }
 
-    /// Removes the oldest work request.
+    /// Removes the oldest work request, which has ended. A queue from which this removes does not use
+    /// [`Self::remove_ended`].
     pub fn remove_first(&mut self) {
-        self.queue.pop_front();
+        self.ended.clear();
+        self.len -= usize::from(self.queue.pop_front().is_some());
     }
 
-    /// Removes the work requests that have ended, and calls `each` with them.
+    /// Removes the work requests that have ended, in the order of their ends, and calls `each` with them.
     pub fn remove_ended(&mut self, mut each: impl FnMut(&StagedWork<T>)) {
-        self.queue.retain(|work| {
-            let has_ended = work.has_ended();
-            if has_ended {
-                each(work);
-            }
-            !has_ended
-        });
+        let Some(first) = self.queue.front().map(|work| work.number) else { return };
+        for number in self.ended.drain(..) {
+            let Some(work) = self.queue.get_mut(number.wrapping_sub(first) as usize) else { continue };
+            each(work);
+            // What the backend keeps with it ends now.
+            (work.is_removed, work.extra) = (true, T::default());
+            self.len -= 1;
+        }
+        while self.queue.front().is_some_and(|work| work.is_removed) {
+            self.queue.pop_front();
+        }
     }
 
     /// Removes all work requests.
     pub fn remove_all(&mut self) -> impl Iterator<Item = StagedWork<T>> {
-        self.queue.drain(..)
+        self.ended.clear();
+        self.len = 0;
+        self.queue.drain(..).filter(|work| !work.is_removed)
     }
 
-    /// The index of the first work request whose number is `number` or greater.
-    fn lower_bound(&self, number: u64) -> usize {
-        let (Some(first), Some(last)) = (self.queue.front(), self.queue.back()) else { return 0 };
-        if last.number < number {
-            return self.queue.len();
-        }
-        // If no work request between the two was removed, this is the index. Otherwise the index is smaller.
-        let most = number.saturating_sub(first.number) as usize;
-        if self.queue.get(most).is_some_and(|work| work.number == number) {
-            return most;
-        }
-        self.queue.partition_point(|work| work.number < number)
+    /// The index of the first work request that may be unassigned.
+    fn first_unassigned_index(&self) -> usize {
+        let first = self.queue.front().map_or(self.next, |work| work.number);
+        (self.first_unassigned.saturating_sub(first) as usize).min(self.queue.len())
     }
 }
 
