@@ -405,7 +405,15 @@ enum {
      * it tells the target that its memory was read. */
     MR_TRANSFER_NOTIFY = 4,
     /* The bytes are in no cache, and nobody reads them soon: a hint for copies. */
-    MR_TRANSFER_COLD = 8
+    MR_TRANSFER_COLD = 8,
+    /* Whether small pages share work requests, and each is copied at both ends: never, where the library expects it to
+     * be faster, or always; at most one of the three. Without them, what MULTIRAIL_COALESCE says. The last one is
+     * refused with MR_ERROR_UNSUPPORTED if one of the two sides does not coalesce. */
+    MR_TRANSFER_COALESCE_NEVER = 16,
+    MR_TRANSFER_COALESCE_AUTO = 32,
+    MR_TRANSFER_COALESCE_ALWAYS = 64,
+    /* No request is posted a second time if a device is lost: then the transfer ends with MR_ERROR_DEVICE_LOST. */
+    MR_TRANSFER_NO_REPLAY = 128
 };
 
 /* The paths of bytes, as bits. */
@@ -414,7 +422,8 @@ enum {
     MR_PATH_GPU_COPY = 2,    /* a GPU copies */
     MR_PATH_MEMORY_COPY = 4, /* a processor of this host copies */
     MR_PATH_SOCKETS = 8,     /* the kernel's network stack */
-    MR_PATH_STAGED = 16      /* through intermediate buffers in host memory */
+    MR_PATH_STAGED = 16,     /* through intermediate buffers in host memory */
+    MR_PATH_COALESCED = 32   /* several small pages in one work request */
 };
 
 /* How a transfer goes. NULL in place of a pointer to it means: no imm, no notification, the fabric's deadline. */

@@ -62,12 +62,17 @@ pub const MR_TRANSFER_IMM: u32 = 1;
 pub const MR_TRANSFER_IMM_PER_REQUEST: u32 = 2;
 pub const MR_TRANSFER_NOTIFY: u32 = 4;
 pub const MR_TRANSFER_COLD: u32 = 8;
+pub const MR_TRANSFER_COALESCE_NEVER: u32 = 16;
+pub const MR_TRANSFER_COALESCE_AUTO: u32 = 32;
+pub const MR_TRANSFER_COALESCE_ALWAYS: u32 = 64;
+pub const MR_TRANSFER_NO_REPLAY: u32 = 128;
 
 pub const MR_PATH_RDMA: u32 = 1;
 pub const MR_PATH_GPU_COPY: u32 = 2;
 pub const MR_PATH_MEMORY_COPY: u32 = 4;
 pub const MR_PATH_SOCKETS: u32 = 8;
 pub const MR_PATH_STAGED: u32 = 16;
+pub const MR_PATH_COALESCED: u32 = 32;
 
 pub const MR_OUTCOME_PEER: u32 = 1;
 pub const MR_OUTCOME_IMM: u32 = 2;

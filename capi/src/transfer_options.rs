@@ -3,13 +3,16 @@
 use std::time::Duration;
 
 use multirail::spi::Paths;
-use multirail::{ImmMode, Locality, PathPolicy, ReadOptions, SendOptions, WriteOptions};
+use multirail::{CoalescePolicy, ImmMode, Locality, PathPolicy, ReadOptions, SendOptions, WriteOptions};
 
 use crate::abi::*;
 use crate::arguments::{Input, notification};
 use crate::failure::Failure;
 
-const FLAGS: u32 = MR_TRANSFER_IMM | MR_TRANSFER_IMM_PER_REQUEST | MR_TRANSFER_NOTIFY | MR_TRANSFER_COLD;
+const COALESCE: u32 = MR_TRANSFER_COALESCE_NEVER | MR_TRANSFER_COALESCE_AUTO | MR_TRANSFER_COALESCE_ALWAYS;
+/// The flags besides those of an imm and a notification.
+const OTHER: u32 = MR_TRANSFER_IMM_PER_REQUEST | MR_TRANSFER_COLD | COALESCE | MR_TRANSFER_NO_REPLAY;
+const FLAGS: u32 = MR_TRANSFER_IMM | MR_TRANSFER_NOTIFY | OTHER;
 
 /// The options that a program has given, checked.
 pub struct TransferOptions(mr_transfer_options);
@@ -35,6 +38,9 @@ impl TransferOptions {
         }
         if given.flags & MR_TRANSFER_IMM_PER_REQUEST != 0 && given.flags & MR_TRANSFER_IMM == 0 {
             return Err(Failure::invalid("MR_TRANSFER_IMM_PER_REQUEST needs MR_TRANSFER_IMM, and an imm"));
+        }
+        if (given.flags & COALESCE).count_ones() > 1 {
+            return Err(Failure::invalid("options.flags has several of MR_TRANSFER_COALESCE_...; give one"));
         }
         if given.paths & !Paths::all().bits() != 0 {
             let why = format!(
@@ -74,10 +80,18 @@ impl TransferOptions {
         if self.has(MR_TRANSFER_COLD) { Locality::Cold } else { Locality::Auto }
     }
 
+    fn coalesce(&self) -> Option<CoalescePolicy> {
+        match self.0.flags & COALESCE {
+            MR_TRANSFER_COALESCE_NEVER => Some(CoalescePolicy::Never),
+            MR_TRANSFER_COALESCE_AUTO => Some(CoalescePolicy::Auto),
+            MR_TRANSFER_COALESCE_ALWAYS => Some(CoalescePolicy::Always),
+            _ => None,
+        }
+    }
+
     /// Whether the options say anything but an imm or a notification.
     pub fn says_more(&self) -> bool {
-        let other = MR_TRANSFER_IMM_PER_REQUEST | MR_TRANSFER_COLD;
-        self.has(other) || self.0.deadline_ns != 0 || self.0.paths != 0
+        self.has(OTHER) || self.0.deadline_ns != 0 || self.0.paths != 0
     }
 
     pub fn write(&self) -> Result<WriteOptions, Failure> {
@@ -87,7 +101,8 @@ impl TransferOptions {
             options.imm_mode = ImmMode::PerWr;
         }
         (options.deadline, options.path_policy) = (self.deadline(), self.path_policy());
-        options.locality = self.locality();
+        (options.locality, options.coalesce) = (self.locality(), self.coalesce());
+        options.no_replay = self.has(MR_TRANSFER_NO_REPLAY);
         Ok(match self.notification()? {
             Some(bytes) => options.notify(bytes),
             None => options,
@@ -102,7 +117,8 @@ impl TransferOptions {
         }
         let mut options = ReadOptions::new();
         (options.deadline, options.path_policy) = (self.deadline(), self.path_policy());
-        options.locality = self.locality();
+        (options.locality, options.coalesce) = (self.locality(), self.coalesce());
+        options.no_replay = self.has(MR_TRANSFER_NO_REPLAY);
         Ok(match self.notification()? {
             Some(bytes) => options.notify(bytes),
             None => options,
@@ -110,7 +126,7 @@ impl TransferOptions {
     }
 
     pub fn send(&self) -> Result<SendOptions, Failure> {
-        if self.has(MR_TRANSFER_IMM_PER_REQUEST | MR_TRANSFER_NOTIFY | MR_TRANSFER_COLD) {
+        if self.has(FLAGS & !MR_TRANSFER_IMM) {
             return Err(Failure::invalid("of the flags, MR_TRANSFER_IMM alone applies to a message"));
         }
         let mut options = SendOptions::new();

@@ -186,6 +186,12 @@ fn both_sides_must_allow_it() {
         assert!(
             refused.kind() == ErrorKind::Unsupported && refused.to_string().contains("MULTIRAIL_COALESCE")
         );
+        // So is a lone write or read.
+        let always = WriteOptions::new().coalesce(CoalescePolicy::Always);
+        let lone = to_target.write_with(source, 0..100, remote, 0, &always).map(Op::detach).unwrap_err();
+        let read = ReadOptions::new().coalesce(CoalescePolicy::Always);
+        let read = to_target.read_with(source, 0..100, remote, 0, &read).map(Op::detach).unwrap_err();
+        assert_eq!([lone.kind(), read.kind()], [ErrorKind::Unsupported; 2]);
         // The transport's own policy coalesces where it can.
         let mut op = write(WriteOptions::new()).unwrap();
         hosts.finish(&mut op);

@@ -71,6 +71,7 @@ _Integers: TypeAlias = Buffer | _ArrayInterface | _DLPack | Iterable[_Int]
 _Access: TypeAlias = Literal["local", "read", "write", "all"]
 # One name of a path, several with commas between them, or a list of names.
 _Paths: TypeAlias = str | list[str] | tuple[str, ...]
+_Coalesce: TypeAlias = Literal["never", "auto", "always"]
 _Path: TypeAlias = str | PathLike[str]
 
 # ---- what the calls return ----
@@ -332,6 +333,7 @@ class Peer:
         deadline: float | None = None,
         paths: _Paths | None = None,
         cold: bool = False,
+        coalesce: _Coalesce | None = None,
     ) -> Operation[Outcome]: ...
     def read(
         self,
@@ -345,6 +347,7 @@ class Peer:
         deadline: float | None = None,
         paths: _Paths | None = None,
         cold: bool = False,
+        coalesce: _Coalesce | None = None,
     ) -> Operation[Outcome]: ...
     def write_pages(
         self,
@@ -364,6 +367,7 @@ class Peer:
         deadline: float | None = None,
         paths: _Paths | None = None,
         cold: bool = False,
+        coalesce: _Coalesce | None = None,
     ) -> Operation[Outcome]:
         """``src_pages`` and ``dst_pages``: integers from 0 to 2^32 - 1, one dimension, equal lengths."""
 
@@ -383,6 +387,7 @@ class Peer:
         deadline: float | None = None,
         paths: _Paths | None = None,
         cold: bool = False,
+        coalesce: _Coalesce | None = None,
     ) -> Operation[Outcome]: ...
     def prepare_write_pages(
         self,
@@ -402,6 +407,7 @@ class Peer:
         deadline: float | None = None,
         paths: _Paths | None = None,
         cold: bool = False,
+        coalesce: _Coalesce | None = None,
     ) -> PreparedTransfer: ...
     def prepare_read_pages(
         self,
@@ -419,6 +425,7 @@ class Peer:
         deadline: float | None = None,
         paths: _Paths | None = None,
         cold: bool = False,
+        coalesce: _Coalesce | None = None,
     ) -> PreparedTransfer: ...
     def write_list(
         self,
@@ -432,6 +439,7 @@ class Peer:
         deadline: float | None = None,
         paths: _Paths | None = None,
         cold: bool = False,
+        coalesce: _Coalesce | None = None,
     ) -> Operation[Outcome]: ...
     def read_list(
         self,
@@ -444,6 +452,7 @@ class Peer:
         deadline: float | None = None,
         paths: _Paths | None = None,
         cold: bool = False,
+        coalesce: _Coalesce | None = None,
     ) -> Operation[Outcome]: ...
     def prepare_write_list(
         self,
@@ -457,6 +466,7 @@ class Peer:
         deadline: float | None = None,
         paths: _Paths | None = None,
         cold: bool = False,
+        coalesce: _Coalesce | None = None,
     ) -> PreparedTransfer: ...
     def prepare_read_list(
         self,
@@ -469,6 +479,7 @@ class Peer:
         deadline: float | None = None,
         paths: _Paths | None = None,
         cold: bool = False,
+        coalesce: _Coalesce | None = None,
     ) -> PreparedTransfer: ...
     def write_imm(self, imm: _Int) -> Operation[Outcome]: ...
     def send(

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use multirail::{Access, Locality, PathPolicy, ReadOptions, SendOptions, WriteOptions};
+use multirail::{Access, CoalescePolicy, Locality, PathPolicy, ReadOptions, SendOptions, WriteOptions};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyString};
@@ -19,6 +19,7 @@ pub fn write_options(
     deadline: Option<f64>,
     paths: Option<&Bound<'_, PyAny>>,
     cold: bool,
+    coalesce: Option<&str>,
     imm_per_request: bool,
 ) -> PyResult<WriteOptions> {
     let mut options = WriteOptions::new();
@@ -31,6 +32,7 @@ pub fn write_options(
     options.imm = imm;
     (options.deadline, options.path_policy) = limits(deadline, paths)?;
     options.locality = locality(cold);
+    options.coalesce = coalesce_policy(coalesce)?;
     Ok(options)
 }
 
@@ -40,6 +42,7 @@ pub fn read_options(
     deadline: Option<f64>,
     paths: Option<&Bound<'_, PyAny>>,
     cold: bool,
+    coalesce: Option<&str>,
 ) -> PyResult<ReadOptions> {
     let mut options = ReadOptions::new();
     if let Some(bytes) = notify {
@@ -47,6 +50,7 @@ pub fn read_options(
     }
     (options.deadline, options.path_policy) = limits(deadline, paths)?;
     options.locality = locality(cold);
+    options.coalesce = coalesce_policy(coalesce)?;
     Ok(options)
 }
 
@@ -69,6 +73,10 @@ fn limits(
 ) -> PyResult<(Option<Duration>, PathPolicy)> {
     let policy = paths.map_or(Ok(PathPolicy::ANY), path_policy)?;
     Ok((deadline.map(seconds).transpose()?, policy))
+}
+
+fn coalesce_policy(name: Option<&str>) -> PyResult<Option<CoalescePolicy>> {
+    name.map(|name| name.parse().into_python()).transpose()
 }
 
 fn locality(cold: bool) -> Locality {

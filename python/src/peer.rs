@@ -34,6 +34,8 @@ type Any<'a, 'py> = Option<&'a Bound<'py, PyAny>>;
 /// - `deadline`: seconds until the operation fails; `None` takes the fabric's
 /// - `paths`: the paths that the bytes may take, as in `Fabric(paths=...)`
 /// - `cold`: the bytes are in no cache, and nobody reads them soon
+/// - `coalesce`: whether small pages share work requests: "never", "auto" or "always"; `None` takes what
+///   `MULTIRAIL_COALESCE` says
 #[pyclass(frozen, weakref, module = "multirail")]
 pub struct Peer(ForkSafe<CorePeer>);
 
@@ -131,7 +133,8 @@ impl Peer {
     ///
     /// Up to 16 KiB may be copied with the GIL held; larger copies release it.
     #[pyo3(signature = (src, dst, length=None, src_offset=0, dst_offset=0, *, imm=None, notify=None, deadline=None,
-        paths=None, cold=false))]
+        paths=None, cold=false,
+        coalesce=None))]
     fn write(
         &self,
         py: Python<'_>,
@@ -145,15 +148,17 @@ impl Peer {
         deadline: Option<f64>,
         paths: Any<'_, '_>,
         cold: bool,
+        coalesce: Option<&str>,
     ) -> PyResult<Operation> {
         let peer = self.get()?;
         let range = src.get().range(src_offset, length)?;
         let (src, dst) = (src.get().get()?, dst.get().get()?);
         let is_short = range.len() <= COPY_WITH_GIL;
-        if is_short && imm.is_none() && notify.is_none() && deadline.is_none() && paths.is_none() && !cold {
+        let is_plain = imm.is_none() && notify.is_none() && deadline.is_none() && paths.is_none() && !cold;
+        if is_short && is_plain && coalesce.is_none() {
             return submitted(peer.write(src, range, dst, dst_offset));
         }
-        let options = write_options(imm, notify, deadline, paths, cold, false)?;
+        let options = write_options(imm, notify, deadline, paths, cold, coalesce, false)?;
         match is_short {
             true => submitted(peer.write_with(src, range, dst, dst_offset, &options)),
             false => submitted(py.detach(|| peer.write_with(src, range, dst, dst_offset, &options))),
@@ -163,7 +168,8 @@ impl Peer {
     /// Reads `length` bytes of `src`, from byte `src_offset` on, to byte `dst_offset` of `dst`. Without `length`, reads as
     /// many as `dst` has from there on.
     #[pyo3(signature = (dst, src, length=None, dst_offset=0, src_offset=0, *, notify=None, deadline=None, paths=None,
-        cold=false))]
+        cold=false,
+        coalesce=None))]
     fn read(
         &self,
         py: Python<'_>,
@@ -176,11 +182,12 @@ impl Peer {
         deadline: Option<f64>,
         paths: Any<'_, '_>,
         cold: bool,
+        coalesce: Option<&str>,
     ) -> PyResult<Operation> {
         let peer = self.get()?;
         let range = dst.get().range(dst_offset, length)?;
         let (dst, src) = (dst.get().get()?, src.get().get()?);
-        let options = read_options(notify, deadline, paths, cold)?;
+        let options = read_options(notify, deadline, paths, cold, coalesce)?;
         match range.len() <= COPY_WITH_GIL {
             true => submitted(peer.read_with(dst, range, src, src_offset, &options)),
             false => submitted(py.detach(|| peer.read_with(dst, range, src, src_offset, &options))),
@@ -193,7 +200,8 @@ impl Peer {
     /// length. `page` is in bytes. The strides are the bytes from one page to the next, by default `page`; the offsets are
     /// those of page 0. With `imm_per_request`, each work request delivers the imm.
     #[pyo3(signature = (src, src_pages, dst, dst_pages, page, *, src_stride=None, src_offset=0, dst_stride=None,
-        dst_offset=0, imm=None, imm_per_request=false, notify=None, deadline=None, paths=None, cold=false))]
+        dst_offset=0, imm=None, imm_per_request=false, notify=None, deadline=None, paths=None, cold=false,
+        coalesce=None))]
     fn write_pages(
         &self,
         py: Python<'_>,
@@ -212,11 +220,12 @@ impl Peer {
         deadline: Option<f64>,
         paths: Any<'_, '_>,
         cold: bool,
+        coalesce: Option<&str>,
     ) -> PyResult<Operation> {
         let peer = self.get()?;
         let from = pages(src_pages, src_stride, src_offset, "src_pages")?;
         let to = pages(dst_pages, dst_stride, dst_offset, "dst_pages")?;
-        let options = write_options(imm, notify, deadline, paths, cold, imm_per_request)?;
+        let options = write_options(imm, notify, deadline, paths, cold, coalesce, imm_per_request)?;
         let (src, dst) = (src.get().get()?, dst.get().get()?);
         submitted(py.detach(|| peer.write_pages_with(src, from, dst, to, page, &options)))
     }
@@ -224,7 +233,8 @@ impl Peer {
     /// Reads pages: page `src_pages[i]` of `src` to page `dst_pages[i]` of `dst`, for each i. Arguments as in
     /// `write_pages`.
     #[pyo3(signature = (dst, dst_pages, src, src_pages, page, *, dst_stride=None, dst_offset=0, src_stride=None,
-        src_offset=0, notify=None, deadline=None, paths=None, cold=false))]
+        src_offset=0, notify=None, deadline=None, paths=None, cold=false,
+        coalesce=None))]
     fn read_pages(
         &self,
         py: Python<'_>,
@@ -241,18 +251,20 @@ impl Peer {
         deadline: Option<f64>,
         paths: Any<'_, '_>,
         cold: bool,
+        coalesce: Option<&str>,
     ) -> PyResult<Operation> {
         let peer = self.get()?;
         let to = pages(dst_pages, dst_stride, dst_offset, "dst_pages")?;
         let from = pages(src_pages, src_stride, src_offset, "src_pages")?;
-        let options = read_options(notify, deadline, paths, cold)?;
+        let options = read_options(notify, deadline, paths, cold, coalesce)?;
         let (dst, src) = (dst.get().get()?, src.get().get()?);
         submitted(py.detach(|| peer.read_pages_with(dst, to, src, from, page, &options)))
     }
 
     /// Checks and plans a write of pages, to be posted many times. Arguments as in `write_pages`.
     #[pyo3(signature = (src, src_pages, dst, dst_pages, page, *, src_stride=None, src_offset=0, dst_stride=None,
-        dst_offset=0, imm=None, imm_per_request=false, notify=None, deadline=None, paths=None, cold=false))]
+        dst_offset=0, imm=None, imm_per_request=false, notify=None, deadline=None, paths=None, cold=false,
+        coalesce=None))]
     fn prepare_write_pages(
         &self,
         py: Python<'_>,
@@ -271,11 +283,12 @@ impl Peer {
         deadline: Option<f64>,
         paths: Any<'_, '_>,
         cold: bool,
+        coalesce: Option<&str>,
     ) -> PyResult<PreparedTransfer> {
         let peer = self.get()?;
         let from = pages(src_pages, src_stride, src_offset, "src_pages")?;
         let to = pages(dst_pages, dst_stride, dst_offset, "dst_pages")?;
-        let options = write_options(imm, notify, deadline, paths, cold, imm_per_request)?;
+        let options = write_options(imm, notify, deadline, paths, cold, coalesce, imm_per_request)?;
         let (src, dst) = (src.get().get()?, dst.get().get()?);
         let prepared = py.detach(|| peer.prepare_write_pages(src, from, dst, to, page, &options));
         prepared.into_python().map(PreparedTransfer::new)
@@ -283,7 +296,8 @@ impl Peer {
 
     /// Checks and plans a read of pages, to be posted many times. Arguments as in `read_pages`.
     #[pyo3(signature = (dst, dst_pages, src, src_pages, page, *, dst_stride=None, dst_offset=0, src_stride=None,
-        src_offset=0, notify=None, deadline=None, paths=None, cold=false))]
+        src_offset=0, notify=None, deadline=None, paths=None, cold=false,
+        coalesce=None))]
     fn prepare_read_pages(
         &self,
         py: Python<'_>,
@@ -300,11 +314,12 @@ impl Peer {
         deadline: Option<f64>,
         paths: Any<'_, '_>,
         cold: bool,
+        coalesce: Option<&str>,
     ) -> PyResult<PreparedTransfer> {
         let peer = self.get()?;
         let to = pages(dst_pages, dst_stride, dst_offset, "dst_pages")?;
         let from = pages(src_pages, src_stride, src_offset, "src_pages")?;
-        let options = read_options(notify, deadline, paths, cold)?;
+        let options = read_options(notify, deadline, paths, cold, coalesce)?;
         let (dst, src) = (dst.get().get()?, src.get().get()?);
         let prepared = py.detach(|| peer.prepare_read_pages(dst, to, src, from, page, &options));
         prepared.into_python().map(PreparedTransfer::new)
@@ -313,7 +328,8 @@ impl Peer {
     /// Writes the pieces of a local list to those of a remote list, one by one. The selections are arrays of indices of
     /// pieces, in the order of the transfer; `None` takes all.
     #[pyo3(signature = (local, remote, *, local_selection=None, remote_selection=None, imm=None, notify=None,
-        deadline=None, paths=None, cold=false))]
+        deadline=None, paths=None, cold=false,
+        coalesce=None))]
     fn write_list(
         &self,
         py: Python<'_>,
@@ -326,11 +342,12 @@ impl Peer {
         deadline: Option<f64>,
         paths: Any<'_, '_>,
         cold: bool,
+        coalesce: Option<&str>,
     ) -> PyResult<Operation> {
         let peer = self.get()?;
         let from = Selected::of(local_selection, "local_selection")?;
         let to = Selected::of(remote_selection, "remote_selection")?;
-        let options = write_options(imm, notify, deadline, paths, cold, false)?;
+        let options = write_options(imm, notify, deadline, paths, cold, coalesce, false)?;
         let (local, remote) = (local.get(), remote.get());
         let submit = || {
             let (local, remote) = (local.lock()?, remote.lock()?);
@@ -341,7 +358,8 @@ impl Peer {
 
     /// Reads the pieces of a remote list to those of a local list, one by one. Arguments as in `write_list`.
     #[pyo3(signature = (local, remote, *, local_selection=None, remote_selection=None, notify=None, deadline=None,
-        paths=None, cold=false))]
+        paths=None, cold=false,
+        coalesce=None))]
     fn read_list(
         &self,
         py: Python<'_>,
@@ -353,11 +371,12 @@ impl Peer {
         deadline: Option<f64>,
         paths: Any<'_, '_>,
         cold: bool,
+        coalesce: Option<&str>,
     ) -> PyResult<Operation> {
         let peer = self.get()?;
         let to = Selected::of(local_selection, "local_selection")?;
         let from = Selected::of(remote_selection, "remote_selection")?;
-        let options = read_options(notify, deadline, paths, cold)?;
+        let options = read_options(notify, deadline, paths, cold, coalesce)?;
         let (local, remote) = (local.get(), remote.get());
         let submit = || {
             let (local, remote) = (local.lock()?, remote.lock()?);
@@ -368,7 +387,8 @@ impl Peer {
 
     /// Checks and plans a write of lists, to be posted many times. Arguments as in `write_list`.
     #[pyo3(signature = (local, remote, *, local_selection=None, remote_selection=None, imm=None, notify=None,
-        deadline=None, paths=None, cold=false))]
+        deadline=None, paths=None, cold=false,
+        coalesce=None))]
     fn prepare_write_list(
         &self,
         py: Python<'_>,
@@ -381,11 +401,12 @@ impl Peer {
         deadline: Option<f64>,
         paths: Any<'_, '_>,
         cold: bool,
+        coalesce: Option<&str>,
     ) -> PyResult<PreparedTransfer> {
         let peer = self.get()?;
         let from = Selected::of(local_selection, "local_selection")?;
         let to = Selected::of(remote_selection, "remote_selection")?;
-        let options = write_options(imm, notify, deadline, paths, cold, false)?;
+        let options = write_options(imm, notify, deadline, paths, cold, coalesce, false)?;
         let (local, remote) = (local.get(), remote.get());
         let prepare = || {
             let (local, remote) = (local.lock()?, remote.lock()?);
@@ -396,7 +417,8 @@ impl Peer {
 
     /// Checks and plans a read of lists, to be posted many times. Arguments as in `read_list`.
     #[pyo3(signature = (local, remote, *, local_selection=None, remote_selection=None, notify=None, deadline=None,
-        paths=None, cold=false))]
+        paths=None, cold=false,
+        coalesce=None))]
     fn prepare_read_list(
         &self,
         py: Python<'_>,
@@ -408,11 +430,12 @@ impl Peer {
         deadline: Option<f64>,
         paths: Any<'_, '_>,
         cold: bool,
+        coalesce: Option<&str>,
     ) -> PyResult<PreparedTransfer> {
         let peer = self.get()?;
         let to = Selected::of(local_selection, "local_selection")?;
         let from = Selected::of(remote_selection, "remote_selection")?;
-        let options = read_options(notify, deadline, paths, cold)?;
+        let options = read_options(notify, deadline, paths, cold, coalesce)?;
         let (local, remote) = (local.get(), remote.get());
         let prepare = || {
             let (local, remote) = (local.lock()?, remote.lock()?);
@@ -512,7 +535,7 @@ impl Peer {
         paths: Any<'_, '_>,
     ) -> PyResult<Explanation> {
         let range = src.get().range(src_offset, length)?;
-        let options = write_options(imm, None, None, paths, false, false)?;
+        let options = write_options(imm, None, None, paths, false, None, false)?;
         let explained =
             self.get()?.explain_write(src.get().get()?, range, dst.get().get()?, dst_offset, &options);
         explained.into_python().map(Explanation)
@@ -530,7 +553,7 @@ impl Peer {
         paths: Any<'_, '_>,
     ) -> PyResult<Explanation> {
         let range = dst.get().range(dst_offset, length)?;
-        let options = read_options(None, None, paths, false)?;
+        let options = read_options(None, None, paths, false, None)?;
         let explained =
             self.get()?.explain_read(dst.get().get()?, range, src.get().get()?, src_offset, &options);
         explained.into_python().map(Explanation)
@@ -549,7 +572,7 @@ impl Peer {
         paths: Any<'_, '_>,
     ) -> PyResult<Explanation> {
         let (from, to) = (pages(src_pages, None, 0, "src_pages")?, pages(dst_pages, None, 0, "dst_pages")?);
-        let options = write_options(imm, None, None, paths, false, false)?;
+        let options = write_options(imm, None, None, paths, false, None, false)?;
         let explained =
             self.get()?.explain_write_pages(src.get().get()?, from, dst.get().get()?, to, page, &options);
         explained.into_python().map(Explanation)

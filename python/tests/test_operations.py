@@ -47,7 +47,7 @@ def test_without_a_length_a_transfer_goes_to_the_end_of_the_local_region(pair: P
     assert src.read_bytes(400) == dst.read_bytes(0, 600)
 
 
-@pytest.mark.parametrize("options", [{"cold": True}, {"deadline": 20.0}, {"paths": "memory-copy"}, {"imm": 7}])
+@pytest.mark.parametrize("options", [{"cold": True}, {"deadline": 20.0}, {"paths": "memory-copy"}, {"imm": 7}, {"coalesce": "auto"}])
 def test_options_leave_the_bytes_alone(pair: Pair, options: dict[str, object]) -> None:
     src, dst, remote = pair.regions(100_000)
     src.write_bytes(pattern(100_000))
@@ -57,6 +57,15 @@ def test_options_leave_the_bytes_alone(pair: Pair, options: dict[str, object]) -
     src.write_bytes(bytes(100_000))
     pair.ab.read(src, remote, **options).wait(LIMIT)
     assert src.read_bytes() == pattern(100_000)
+
+
+def test_what_cannot_be_coalesced_is_refused(pair: Pair) -> None:
+    src, _dst, remote = pair.regions(4096)
+    for coalesce, advice in [("always", "MULTIRAIL_COALESCE"), ("sometimes", "never, auto or always")]:
+        with pytest.raises(multirail.Error, match=advice):
+            pair.ab.write(src, remote, coalesce=coalesce)
+        with pytest.raises(multirail.Error, match=advice):
+            pair.ab.read(src, remote, coalesce=coalesce)
 
 
 def test_a_path_that_does_not_lead_there_is_refused(pair: Pair) -> None:

@@ -70,7 +70,7 @@ impl Peer {
         if options.notification.is_some() {
             return self.write_and_notify(link, src, dst, span, options);
         }
-        if options.trigger.is_none()
+        if options.may_run_at_once()
             && let Some(op) =
                 link.try_direct(&src.0, &dst.0, span, WorkKind::Write, options.imm, options.locality)
         {
@@ -89,7 +89,7 @@ impl Peer {
         span: CheckedRange,
         options: &WriteOptions,
     ) -> Result<Op> {
-        if options.trigger.is_none()
+        if options.may_run_at_once()
             && let Some(op) =
                 link.try_direct_device_memory(&src.0, &dst.0, span, WorkKind::Write, options.imm)
         {
@@ -381,7 +381,7 @@ impl Peer {
             };
             return self.submit_and_notify(parts, Some(&direct), &options, "read");
         }
-        if options.trigger.is_none() {
+        if options.may_run_at_once() {
             if let Some(op) = link.try_direct(&dst.0, &src.0, span, WorkKind::Read, None, options.locality) {
                 return Ok(op);
             }
@@ -805,7 +805,7 @@ impl Peer {
         operation: &'static str,
     ) -> Result<Op> {
         let bytes = options.notification.as_deref().map_or(&[][..], Vec::as_slice);
-        let direct = direct.filter(|_| options.trigger.is_none());
+        let direct = direct.filter(|_| options.may_run_at_once());
         let limits = (options.path_policy, options.deadline);
         if let Some(direct) = direct
             && let Some(done) = Outgoing::try_at_once(self, bytes, limits, operation, direct)?

@@ -43,6 +43,13 @@ pub struct WriteOptions {
 }
 
 impl WriteOptions {
+    /// Whether the calling thread may carry out the operation at once, where the backend can: it has no trigger, and
+    /// need not be coalesced.
+    #[inline(always)]
+    pub(crate) fn may_run_at_once(&self) -> bool {
+        self.trigger.is_none() && self.coalesce != Some(CoalescePolicy::Always)
+    }
+
     pub(crate) const DEFAULT: Self = Self {
         imm: None,
         imm_mode: ImmMode::Last,
@@ -213,6 +220,12 @@ impl ReadOptions {
     pub fn notify(mut self, bytes: impl Into<Vec<u8>>) -> Self {
         self.notification = Some(Arc::new(bytes.into()));
         self
+    }
+
+    /// As [`WriteOptions::may_run_at_once`].
+    #[inline(always)]
+    pub(crate) fn may_run_at_once(&self) -> bool {
+        self.trigger.is_none() && self.coalesce != Some(CoalescePolicy::Always)
     }
 
     /// The same options for the code that reads and writes share.

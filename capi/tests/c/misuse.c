@@ -273,6 +273,14 @@ static void pointers(void) {
     options.flags = 0;
     options.paths = 1u << 31;
     INVALID(mr_write(to_other, own, 0, remote, 0, 1, &options, &op));
+    options.flags = MR_TRANSFER_COALESCE_AUTO | MR_TRANSFER_COALESCE_NEVER;
+    options.paths = 0;
+    INVALID(mr_write(to_other, own, 0, remote, 0, 1, &options, &op));
+    SAYS("MR_TRANSFER_COALESCE_");
+    options.flags = MR_TRANSFER_COALESCE_ALWAYS;
+    GIVES(MR_ERROR_UNSUPPORTED, mr_write(to_other, own, 0, remote, 0, 1, &options, &op));
+    SAYS("MULTIRAIL_COALESCE");
+    options.flags = 0;
     options.paths = MR_PATH_RDMA;
     GIVES(MR_ERROR_UNREACHABLE, mr_write(to_other, own, 0, remote, 0, 1, &options, &op));
 
