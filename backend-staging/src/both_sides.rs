@@ -16,6 +16,7 @@ use crate::offer::StagingOffer;
 use crate::region::StagedRegions;
 use crate::staging_buffer::{BUFFER_LEN, StagingBuffer};
 use crate::target::SlotTarget;
+use crate::wire::{SlotImm, SlotImmKind};
 use crate::wr_id::{InternalWrId, WrRole};
 
 /// One side of a connection.
@@ -50,16 +51,17 @@ impl RemoteMemory for BufferAddress {
 }
 
 impl Side {
-    /// Two sides that are connected.
-    pub(crate) fn pair() -> Result<(Self, Self)> {
-        let (here, there) = (Self::new()?, Self::new()?);
+    /// Two sides that are connected, and whether their connection uses imms.
+    pub(crate) fn pair(uses_imms: bool) -> Result<(Self, Self)> {
+        let (here, there) = (Self::new(uses_imms)?, Self::new(uses_imms)?);
         here.connect(&there);
         there.connect(&here);
         Ok((here, there))
     }
 
-    fn new() -> Result<Self> {
-        let connection = Connections::default().insert(PeerSlot(0), StagingBuffer::unregistered()?, 0);
+    fn new(uses_imms: bool) -> Result<Self> {
+        let buffer = StagingBuffer::unregistered()?;
+        let connection = Connections::default().insert(PeerSlot(0), buffer, u64::from(uses_imms));
         Ok(Self {
             initiator: SlotInitiator::new(Arc::clone(&connection)),
             target: SlotTarget::new(Arc::clone(&connection)),
@@ -77,7 +79,8 @@ impl Side {
     fn connect(&self, peer: &Self) {
         let import = Arc::new(BufferAddress(peer.connection.buffer.address() as u64));
         let buffer = RemoteKey { base: 0, key: 0, len: BUFFER_LEN as u64 };
-        self.connection.connect(import, StagingOffer { buffer, wake_imm: false, coalesces: true }, true);
+        let wake_imm = peer.connection.offers_wake_imm;
+        self.connection.connect(import, StagingOffer { buffer, wake_imm, coalesces: true }, true);
     }
 
     /// Calls `act` with both roles of this side.
@@ -112,24 +115,45 @@ impl Side {
         }
     }
 
-    /// Carries out the posted request with this index, or lets it fail.
-    pub(crate) fn complete(&mut self, index: usize, result: Result<(), Status>) {
-        let Some(work) = self.outbox.remove(index) else { return };
-        let (to, from) = match work.kind {
-            WorkKind::Read => (work.local, work.remote as *const u8),
-            _ => (work.remote as *mut u8, work.local.cast_const()),
-        };
+    /// Takes an imm that the other side has sent.
+    pub(crate) fn on_imm(&mut self, imm: u32) {
+        let Some(imm) = SlotImm::decode(imm) else { return };
+        self.with(|initiator, target, context| match imm.kind {
+            SlotImmKind::Request => target.on_announced(imm),
+            SlotImmKind::Data => initiator.on_data_arrived(imm, context),
+        });
+    }
+
+    /// Carries out the posted request with this index, or lets it fail. Returns the imm that arrives at the other side.
+    pub(crate) fn complete(&mut self, index: usize, result: Result<(), Status>) -> Option<u32> {
+        let work = *self.outbox.get(index)?;
         if result.is_ok() {
-            // SAFETY: the requests of both roles name bytes of the two staging buffers and of regions that the caller
-            // keeps, and nothing else runs meanwhile.
-            unsafe { copy::copy(copy::CopyStrategy::Plain, to, from, work.len as usize) };
+            carry_out(&work);
         }
+        self.end(index, result);
+        work.imm.filter(|_| result.is_ok())
+    }
+
+    /// Ends the posted request with this index.
+    pub(crate) fn end(&mut self, index: usize, result: Result<(), Status>) {
+        let Some(work) = self.outbox.remove(index) else { return };
         let Some(id) = InternalWrId::decode(work.id) else { return };
         self.with(|initiator, target, context| match id.role {
-            WrRole::InitiatorData | WrRole::Request => initiator.on_completed(id, result, false, context),
+            WrRole::InitiatorData | WrRole::Request => initiator.on_completed(id, result, true, context),
             WrRole::TargetData | WrRole::Response => target.on_completed(id, result, context),
         });
     }
+}
+
+/// Moves the bytes of a posted request.
+pub(crate) fn carry_out(work: &WorkRequest) {
+    let (to, from) = match work.kind {
+        WorkKind::Read => (work.local, work.remote as *const u8),
+        _ => (work.remote as *mut u8, work.local.cast_const()),
+    };
+    // SAFETY: the requests of both roles name bytes of the two staging buffers and of regions that the caller keeps, and
+    // nothing else runs meanwhile.
+    unsafe { copy::copy(copy::CopyStrategy::Plain, to, from, work.len as usize) };
 }
 
 #[cfg(test)]
@@ -189,12 +213,17 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(24))]
 
-        /// Requests of any size, in both directions, over a device that carries them out in any order: each page
+        /// Requests of any size, in both directions, over a device that carries them out in any order, with and without
+        /// imms. The device is interrupted now and then, and then does not tell whether a request has arrived. Each page
         /// arrives once, each imm once and after its page, and only the requests with a wrong key fail.
         #[test]
-        fn every_page_arrives_once(requests in requests(), seed: u64, capacity in 1_usize..600) {
+        fn every_page_arrives_once(
+            requests in requests(), seed: u64, capacity in 1_usize..600, uses_imms: bool, is_interrupted: bool,
+        ) {
             let mut random = Lcg(seed);
-            let (mut here, mut there) = Side::pair().unwrap();
+            let (mut here, mut there) = Side::pair(uses_imms).unwrap();
+            // The imms of slots that are under way to each side.
+            let mut coming = [Vec::new(), Vec::new()];
             let total: usize = requests.iter().map(|request| request.len as usize).sum();
             let near = memory(total.max(REGION), |at| (at * 7 % 251) as u8);
             let far = memory(total.max(REGION), |at| (at * 11 % 241) as u8);
@@ -230,9 +259,28 @@ mod tests {
                 }
                 here.advance();
                 there.advance();
-                for side in [&mut here, &mut there] {
-                    if !side.outbox.is_empty() && !random.next().is_multiple_of(4) {
-                        side.complete(random.next() as usize % side.outbox.len(), Ok(()));
+                let [to_here, to_there] = &mut coming;
+                for (side, imms) in [(&mut here, &mut *to_there), (&mut there, &mut *to_here)] {
+                    if side.outbox.is_empty() || random.next().is_multiple_of(4) {
+                        continue;
+                    }
+                    let index = random.next() as usize % side.outbox.len();
+                    let may_fail = !is_data_of_initiator(&side.outbox[index]) && is_interrupted;
+                    match random.next() % 8 {
+                        0 if may_fail => side.end(index, INTERRUPTED),
+                        1 if may_fail => {
+                            carry_out(&side.outbox[index]);
+                            imms.extend(side.outbox[index].imm);
+                            side.end(index, INTERRUPTED);
+                        }
+                        // The words of a slot request are in memory before the bytes that follow them.
+                        2 => carry_out(&first_bytes(&side.outbox[index])),
+                        _ => imms.extend(side.complete(index, Ok(()))),
+                    }
+                }
+                for (side, imms) in [(&mut here, to_here), (&mut there, to_there)] {
+                    if !imms.is_empty() && random.next().is_multiple_of(2) {
+                        side.on_imm(imms.swap_remove(random.next() as usize % imms.len()));
                     }
                 }
                 for event in there.events.drain(..) {
@@ -245,7 +293,7 @@ mod tests {
                 for event in here.events.drain(..) {
                     match event {
                         Event::Done { first, count } => (first..first + u64::from(count)).for_each(|id| assert!(ended.insert(id, true).is_none())),
-                        Event::Failed { id, status } => {
+                        Event::Failed { id, status } | Event::FailedUnconfirmed { id, status, .. } => {
                             prop_assert_eq!(status.kind, ErrorKind::RemoteAccess);
                             prop_assert!(ended.insert(id, false).is_none());
                         }
@@ -265,10 +313,201 @@ mod tests {
         }
     }
 
+    /// The failure of an interrupted connection.
+    const INTERRUPTED: std::result::Result<(), Status> =
+        Err(Status { kind: ErrorKind::Unreachable, code: 0 });
+
+    fn is_data_of_initiator(work: &WorkRequest) -> bool {
+        InternalWrId::decode(work.id).is_some_and(|id| id.role == WrRole::InitiatorData)
+    }
+
+    /// The part of a write that has the words of a slot request, if the write has one.
+    fn first_bytes(work: &WorkRequest) -> WorkRequest {
+        WorkRequest { len: work.len.min(StagingBuffer::REQUEST_LEN), ..*work }
+    }
+
+    /// Two sides with a staged region each, for requests of two pages.
+    struct Pages {
+        here: Side,
+        there: Side,
+        near: Arc<HostBuffer>,
+        far: Arc<HostBuffer>,
+        key: u64,
+        lkey: u64,
+        _registrations: Vec<Box<dyn multirail_spi::MemoryRegion>>,
+    }
+
+    impl Pages {
+        fn new(uses_imms: bool) -> Self {
+            let (here, there) = Side::pair(uses_imms).unwrap();
+            let (near, far) = (memory(8192, |_| 1), memory(8192, |_| 2));
+            let open = Access::REMOTE_WRITE | Access::REMOTE_READ;
+            let remote = there.regions.add(far.clone(), open, "a test").unwrap();
+            let local = here.regions.add(near.clone(), Access::LOCAL, "a test").unwrap();
+            let key = multirail_spi::MemoryRegion::key(&remote).key;
+            let lkey = multirail_spi::MemoryRegion::lkey(&local);
+            Self {
+                here,
+                there,
+                near,
+                far,
+                key,
+                lkey,
+                _registrations: vec![Box::new(remote), Box::new(local)],
+            }
+        }
+
+        /// Posts two requests that share a slot, and advances this side.
+        fn post(&mut self, kind: WorkKind) {
+            for page in 0..2 {
+                let work = WorkRequest {
+                    id: page,
+                    peer: PeerSlot(0),
+                    kind,
+                    local: self.near.as_ptr().wrapping_add(4096 * page as usize),
+                    lkey: self.lkey,
+                    len: 4096,
+                    remote: RemoteKey::STAGED + 4096 * page,
+                    rkey: self.key,
+                    imm: None,
+                    strategy: CopyStrategy::Plain,
+                };
+                self.here.initiator.push(&work, self.here.regions.by_lkey(self.lkey), None);
+            }
+            (0..3).for_each(|_| self.here.advance());
+        }
+
+        /// Carries out all that both sides post, until they post no more. Returns how many messages these are.
+        fn run(&mut self) -> usize {
+            let mut messages = 0;
+            for _ in 0..20 {
+                self.here.advance();
+                self.there.advance();
+                while !self.here.outbox.is_empty() {
+                    messages += 1;
+                    self.here.complete(0, Ok(())).into_iter().for_each(|imm| self.there.on_imm(imm));
+                }
+                while !self.there.outbox.is_empty() {
+                    messages += 1;
+                    self.there.complete(0, Ok(())).into_iter().for_each(|imm| self.here.on_imm(imm));
+                }
+            }
+            messages
+        }
+
+        /// Whether the two requests have succeeded.
+        fn have_succeeded(&mut self) -> bool {
+            self.here.events.drain(..).eq([Event::Done { first: 0, count: 2 }])
+        }
+    }
+
+    #[test]
+    fn a_slot_takes_two_messages_if_imms_announce_them() {
+        for (uses_imms, kind, messages) in [
+            (true, WorkKind::Write, 2),
+            (true, WorkKind::Read, 2),
+            (false, WorkKind::Write, 3),
+            (false, WorkKind::Read, 4),
+        ] {
+            let mut pages = Pages::new(uses_imms);
+            pages.post(kind);
+            assert_eq!(pages.run(), messages, "{kind:?} {uses_imms}");
+            assert!(pages.have_succeeded(), "{kind:?} {uses_imms}");
+            let (to, from) = match kind {
+                WorkKind::Read => (&pages.near, &pages.far),
+                _ => (&pages.far, &pages.near),
+            };
+            assert_eq!(bytes_of(to, 0, 8192), bytes_of(from, 0, 8192));
+        }
+    }
+
+    #[test]
+    fn a_slot_request_waits_for_the_imm_of_its_bytes() {
+        let mut pages = Pages::new(true);
+        pages.post(WorkKind::Write);
+        carry_out(&first_bytes(&pages.here.outbox[0]));
+        pages.there.advance();
+        carry_out(&pages.here.outbox[0].clone());
+        // The imm of an earlier slot request.
+        pages.there.on_imm(SlotImm::new(SlotImmKind::Request, 0, 0).encode());
+        pages.there.advance();
+        assert_eq!((pages.there.outbox.len(), bytes_of(&pages.far, 0, 8192)), (0, vec![2; 8192]));
+        assert_eq!(pages.run(), 2);
+        assert!(pages.have_succeeded() && bytes_of(&pages.far, 0, 8192) == vec![1; 8192]);
+    }
+
+    /// A slot request that was written twice has two imms. The second one may come after that of the next slot request,
+    /// which has not been taken yet.
+    #[test]
+    fn a_late_imm_hides_no_later_one() {
+        let mut pages = Pages::new(true);
+        pages.post(WorkKind::Write);
+        let late = pages.here.outbox[0].imm.expect("an imm");
+        assert_eq!(pages.run(), 2);
+        assert!(pages.have_succeeded());
+        pages.post(WorkKind::Write);
+        let imm = pages.here.complete(0, Ok(())).expect("an imm");
+        pages.there.on_imm(imm);
+        pages.there.on_imm(late);
+        assert_eq!(pages.run(), 1, "the response");
+        assert!(pages.have_succeeded());
+    }
+
+    /// The imm of a slot request that a fence has stopped may come after the fence is lifted.
+    #[test]
+    fn a_late_imm_serves_no_request_from_before_a_fence() {
+        let mut pages = Pages::new(true);
+        pages.post(WorkKind::Write);
+        let late = pages.here.complete(0, Ok(())).expect("an imm");
+        assert!(!pages.there.connection.fence());
+        pages.there.advance();
+        assert!(pages.there.connection.fence());
+        pages.here.with(|initiator, _, context| initiator.on_peer_fenced(context));
+        assert!(pages.here.events.drain(..).all(|event| matches!(event, Event::Failed { .. })));
+        pages.there.connection.lift_fence();
+        pages.there.advance();
+        pages.there.on_imm(late);
+        pages.there.advance();
+        assert_eq!((pages.there.outbox.len(), bytes_of(&pages.far, 0, 8192)), (0, vec![2; 8192]));
+        // The next slot request uses the same slot.
+        pages.post(WorkKind::Write);
+        pages.there.on_imm(late);
+        assert_eq!(pages.run(), 2);
+        assert!(pages.have_succeeded() && bytes_of(&pages.far, 0, 8192) == vec![1; 8192]);
+    }
+
+    /// The bytes of a read arrive, but the target is told that they may not have: it must not send them again into a slot
+    /// that the initiator uses for something else by now.
+    #[test]
+    fn bytes_of_a_read_are_not_sent_twice() {
+        for has_arrived in [true, false] {
+            let mut pages = Pages::new(true);
+            pages.post(WorkKind::Read);
+            let imm = pages.here.complete(0, Ok(())).expect("an imm");
+            pages.there.on_imm(imm);
+            (0..3).for_each(|_| pages.there.advance());
+            let data = pages.there.outbox[0];
+            if has_arrived {
+                carry_out(&data);
+                pages.here.on_imm(data.imm.expect("an imm"));
+                (0..3).for_each(|_| pages.here.advance());
+                assert!(pages.have_succeeded());
+                pages.post(WorkKind::Write);
+            }
+            pages.there.end(0, INTERRUPTED);
+            assert!(pages.there.outbox.iter().all(|work| work.len == 8), "only a response");
+            // The imm of a read that is over is nobody's.
+            pages.here.on_imm(data.imm.expect("an imm").wrapping_add(1 << 5));
+            assert_eq!(pages.run(), 3, "{has_arrived}");
+            assert!(pages.have_succeeded());
+            assert_eq!(bytes_of(&pages.near, 0, 8192), vec![2; 8192]);
+        }
+    }
+
     /// A worker that hears of progress polls again instead of sleeping.
     #[test]
     fn an_initiator_without_work_makes_no_progress() {
-        let (mut here, _there) = Side::pair().unwrap();
+        let (mut here, _there) = Side::pair(false).unwrap();
         here.with(|initiator, _, context| initiator.advance(true, context));
         assert!(!here.made_progress);
     }

@@ -12,7 +12,7 @@ use crate::gpu_memory::RegisteredGpuMemory;
 use crate::offer::StagingOffer;
 use crate::region::StagedRegions;
 use crate::staging_buffer::{RemoteBuffer, SLOT_COUNT, StagingBuffer};
-use crate::wire::WAKE_IMM;
+use crate::wire::is_reserved;
 
 /// A connection to one peer, and the staging buffers of both processes.
 pub(crate) struct Connection {
@@ -21,9 +21,11 @@ pub(crate) struct Connection {
     pub buffer: StagingBuffer,
     /// The peer's staging buffer, and its import.
     remote: OnceLock<(RemoteBuffer, Arc<dyn RemoteMemory>)>,
+    /// Whether the connector is done with the peer's offer.
+    is_complete: AtomicBool,
     /// Whether both processes coalesce.
     coalesces: AtomicBool,
-    /// Whether this process offers to use [`WAKE_IMM`].
+    /// Whether this process offers to use wake imms and slot imms.
     pub offers_wake_imm: bool,
     fence: Mutex<Fence>,
     /// Whether `fence` is not `Fence::Open`.
@@ -47,10 +49,17 @@ pub(crate) enum Fence {
 
 impl Connection {
     fn new(peer: PeerSlot, buffer: StagingBuffer, offers_wake_imm: bool) -> Self {
-        let (remote, coalesces, is_closing) =
-            (OnceLock::new(), AtomicBool::new(false), AtomicBool::new(false));
-        let (fence, has_fence) = (Mutex::new(Fence::Open), AtomicBool::new(false));
-        Self { peer, buffer, remote, coalesces, offers_wake_imm, fence, has_fence, is_closing }
+        Self {
+            peer,
+            buffer,
+            remote: OnceLock::new(),
+            is_complete: AtomicBool::new(false),
+            coalesces: AtomicBool::new(false),
+            offers_wake_imm,
+            fence: Mutex::new(Fence::Open),
+            has_fence: AtomicBool::new(false),
+            is_closing: AtomicBool::new(false),
+        }
     }
 
     /// The peer's staging buffer. `None` if the peer does not stage, or is not connected yet.
@@ -58,13 +67,23 @@ impl Connection {
         self.remote.get().map(|(buffer, _)| *buffer)
     }
 
-    /// Stores the import of the peer's staging buffer. The connection uses [`WAKE_IMM`] if both processes offer it, and
+    /// Stores the import of the peer's staging buffer. The connection uses imms if both processes offer that, and
     /// coalesces if both allow it.
     pub(crate) fn connect(&self, import: Arc<dyn RemoteMemory>, offer: StagingOffer, coalesces: bool) {
-        let wake_imm = (offer.wake_imm && self.offers_wake_imm).then_some(WAKE_IMM);
+        let uses_imms = offer.wake_imm && self.offers_wake_imm;
         self.coalesces.store(offer.coalesces && coalesces, Ordering::Release);
-        let buffer = RemoteBuffer { base: import.base(), rkey: import.rkey(), wake_imm };
+        let buffer = RemoteBuffer { base: import.base(), rkey: import.rkey(), uses_imms };
         let _ = self.remote.set((buffer, import));
+    }
+
+    /// Notes that the connector is done with the peer's offer: with [`connect`](Self::connect), if the peer stages.
+    pub(crate) fn set_complete(&self) {
+        self.is_complete.store(true, Ordering::Release);
+    }
+
+    /// Whether an imm that has arrived may belong to the peer's endpoint although the peer's offer is not known yet.
+    pub(crate) fn may_use_imms(&self) -> bool {
+        self.offers_wake_imm && !self.is_complete.load(Ordering::Acquire)
     }
 
     /// Whether pages of registered regions may go through slots.
@@ -72,14 +91,14 @@ impl Connection {
         self.coalesces.load(Ordering::Acquire)
     }
 
-    /// Whether requests and responses on this connection carry [`WAKE_IMM`].
-    pub(crate) fn uses_wake_imm(&self) -> bool {
-        self.remote_buffer().is_some_and(|buffer| buffer.wake_imm.is_some())
+    /// Whether requests and responses on this connection carry imms.
+    pub(crate) fn uses_imms(&self) -> bool {
+        self.remote_buffer().is_some_and(|buffer| buffer.uses_imms)
     }
 
-    /// Whether the receiver would take the imm of a work request for [`WAKE_IMM`].
-    pub(crate) fn collides_with_wake_imm(&self, kind: WorkKind, imm: Option<u32>) -> bool {
-        kind == WorkKind::Write && imm == Some(WAKE_IMM) && self.uses_wake_imm()
+    /// Whether the receiver would take the imm of a work request for one of the endpoint's own.
+    pub(crate) fn has_colliding_imm(&self, kind: WorkKind, imm: Option<u32>) -> bool {
+        kind == WorkKind::Write && imm.is_some_and(is_reserved) && self.uses_imms()
     }
 
     /// Lets the target serve no slot request any more. Returns whether no copy is under way.
@@ -150,7 +169,7 @@ pub(crate) struct EndpointContext<'a> {
 pub(crate) struct Connections(SlotTable<Vec<Option<Arc<Connection>>>>);
 
 impl Connections {
-    /// Adds a connection. It offers [`WAKE_IMM`] if there are fewer than `max_wake_connections` connections already.
+    /// Adds a connection. It offers to use imms if there are fewer than `max_wake_connections` connections already.
     pub(crate) fn insert(
         &self,
         peer: PeerSlot,

@@ -23,9 +23,9 @@ use crate::staging_buffer::{SLOT_BYTES, SLOT_COUNT, StagingBuffer};
 /// serves coalesced pages of host memory: with 120 µs, the send window of a modelled p5 card was 5 % too small.
 const ADDED_ROUND_TRIP: Duration = Duration::from_micros(200);
 /// The most wake imms of one connection that can be in the completion queue: four for each slot. A slot has a slot
-/// request and a response, each with an imm. The endpoint reads the staging buffer without waiting for the imm, so a
-/// second pair can follow before it has polled the imms of the first: for example, it answers a slot request and gets
-/// the next one, while the imms of both are in the queue.
+/// request and a response, each with an imm. The endpoint reads messages that announce no bytes without waiting for the
+/// imm, so a second pair can follow before it has polled the imms of the first: for example, it answers a slot request
+/// and gets the next one, while the imms of both are in the queue.
 const WAKE_IMMS_PER_CONNECTION: u64 = 4 * SLOT_COUNT as u64;
 /// How long the import of a peer's staging buffer may take.
 const IMPORT_LIMIT: Duration = Duration::from_secs(2);
@@ -212,6 +212,9 @@ impl Connector for StagedDomain {
         if let (Some(connection), Some(staging)) = (self.0.connections.of(peer), staging) {
             let import = self.0.inner.import(peer, &staging.buffer, IMPORT_LIMIT)?;
             connection.connect(import, staging, self.0.coalesces);
+        }
+        if let Some(connection) = self.0.connections.of(peer) {
+            connection.set_complete();
         }
         Ok(())
     }

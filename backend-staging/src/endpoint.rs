@@ -15,14 +15,17 @@ use crate::domain::DomainState;
 use crate::imports::SlotAddress;
 use crate::initiator::{MAX_COALESCED, SlotInitiator};
 use crate::receives::StagedReceives;
+use crate::staging_buffer::SLOT_COUNT;
 use crate::target::SlotTarget;
-use crate::wire::WAKE_IMM;
+use crate::wire::{SlotImm, SlotImmKind, is_reserved};
 use crate::wr_id::{InternalWrId, WrRole, describe_staging_status, staging_status};
 
 /// The most events that wait to be reported. With so many, the endpoint takes no more from the inner endpoint.
 const MAX_QUEUED_EVENTS: usize = 256;
-/// The most polls of the inner endpoint in one poll of this one, even if all events are wake imms ([`WAKE_IMM`]).
+/// The most polls of the inner endpoint in one poll of this one, even if all events are imms of slots.
 const INNER_POLLS: usize = 16;
+/// The most imms of a connection that wait until the peer's offer is known: more than the slots of a peer send.
+const MAX_EARLY_IMMS: usize = 4 * SLOT_COUNT;
 /// The most internal work requests in one batch.
 const INTERNAL_BATCH: usize = 32;
 
@@ -62,6 +65,8 @@ struct PeerState {
     target: SlotTarget,
     /// Internal work requests to be posted.
     outbox: VecDeque<WorkRequest>,
+    /// Imms that arrived before the peer's offer was known: they are the user's, or those of slots.
+    early_imms: Vec<u32>,
 }
 
 impl Endpoint for StagedEndpoint {
@@ -113,7 +118,7 @@ impl Endpoint for StagedEndpoint {
     }
 
     fn poll(&mut self, into: &mut Completions) {
-        // Several polls of the inner endpoint take all wake imms at once, so that they do not fill the completion
+        // Several polls of the inner endpoint take all imms of slots at once, so that they do not fill the completion
         // queue. Nothing else has to be done for a wake imm, because each poll reads the staging buffers anyway. But
         // after a `PeerGone` the endpoint must not poll the inner endpoint before the engine has acted on that event.
         for _ in 0..INNER_POLLS {
@@ -217,6 +222,7 @@ impl StagedEndpoint {
                     initiator: SlotInitiator::new(Arc::clone(&connection)),
                     target: SlotTarget::new(Arc::clone(&connection)),
                     outbox: VecDeque::new(),
+                    early_imms: Vec::new(),
                     connection,
                 });
             }
@@ -250,6 +256,9 @@ impl StagedEndpoint {
             return;
         }
         for index in 0..self.peers.len() {
+            if self.peers[index].as_ref().is_some_and(|peer| !peer.early_imms.is_empty()) {
+                self.take_early_imms(PeerSlot(index as u32));
+            }
             self.with_peer(PeerSlot(index as u32), |initiator, target, context| {
                 if context.events.len() < MAX_QUEUED_EVENTS {
                     target.advance(context);
@@ -346,8 +355,7 @@ impl StagedEndpoint {
                     self.on_completed(id, Ok(()), false);
                 }
             }
-            // The same poll reads the peer's requests and responses from the staging buffer.
-            Event::Imm { peer, imm } if self.is_wake_imm(peer, imm) => {}
+            Event::Imm { peer, imm } if is_reserved(imm) && self.take_imm(peer, imm) => {}
             Event::Failed { id, status } if self.on_completed(id, Err(status), false) => {}
             Event::FailedUnconfirmed { id, status, .. } if self.on_completed(id, Err(status), true) => {}
             Event::PeerGone { peer } => {
@@ -369,13 +377,41 @@ impl StagedEndpoint {
         }
     }
 
-    /// Whether an imm that has arrived is a wake imm, rather than the user's.
-    fn is_wake_imm(&self, peer: PeerSlot, imm: u32) -> bool {
-        let peer = self.peers.get(peer.0 as usize).and_then(Option::as_ref);
-        let uses_wake_imm = || peer.is_some_and(|peer| peer.connection.uses_wake_imm());
+    /// Acts on an imm [of the range](is_reserved) that this crate uses. Returns false if the imm is the user's.
+    fn take_imm(&mut self, peer: PeerSlot, imm: u32) -> bool {
         // After the loss of the device, the connections are gone, and with them the knowledge whether this peer uses
-        // wake imms. An imm of this value is then always dropped.
-        imm == WAKE_IMM && (self.is_lost || uses_wake_imm())
+        // imms of the range. They are then always dropped.
+        if self.is_lost {
+            return true;
+        }
+        let Some(state) = self.peers.get_mut(peer.0 as usize).and_then(Option::as_mut) else { return false };
+        if state.connection.may_use_imms() && state.early_imms.len() < MAX_EARLY_IMMS {
+            state.early_imms.push(imm);
+            return true;
+        }
+        if !state.connection.uses_imms() {
+            return false;
+        }
+        // A wake imm tells nothing: the same poll reads the peer's requests and responses from the staging buffer.
+        if let Some(imm) = SlotImm::decode(imm) {
+            self.with_peer(peer, |initiator, target, context| match imm.kind {
+                SlotImmKind::Request => target.on_announced(imm),
+                SlotImmKind::Data => initiator.on_data_arrived(imm, context),
+            });
+        }
+        true
+    }
+
+    /// Acts on the imms that arrived before the peer's offer was known, if it is known now.
+    #[cold]
+    fn take_early_imms(&mut self, peer: PeerSlot) {
+        let state = self.peers.get_mut(peer.0 as usize).and_then(Option::as_mut);
+        let Some(state) = state.filter(|state| !state.connection.may_use_imms()) else { return };
+        for imm in std::mem::take(&mut state.early_imms) {
+            if !self.take_imm(peer, imm) {
+                self.events.push_back(Event::Imm { peer, imm });
+            }
+        }
     }
 
     /// Ends all work requests of a peer that is gone, and drops its connection.
@@ -474,7 +510,7 @@ impl StagedEndpoint {
     }
 
     /// Whether a run needs the initiator: because one end is staged, because it may be coalesced, or because the peer
-    /// would take its imm for the wake imm.
+    /// would take its imm for that of a slot.
     fn is_staged(&self, run: &WorkRequest, pieces: &[Piece]) -> bool {
         run.coalesces()
             || pieces.first().is_some_and(|first| self.has_staged_end(run, first))
@@ -491,11 +527,11 @@ impl StagedEndpoint {
         run.lkey & RemoteKey::STAGED != 0 || is_remote_staged
     }
 
-    /// Whether the peer would take the imm of a run for the wake imm.
+    /// Whether the peer would take the imm of a run for that of a slot.
     fn has_colliding_imm(&self, run: &WorkRequest) -> bool {
-        let collides = |connection: Arc<Connection>| connection.collides_with_wake_imm(run.kind, run.imm);
+        let collides = |connection: Arc<Connection>| connection.has_colliding_imm(run.kind, run.imm);
         // The comparison avoids the lock of the connections.
-        run.imm == Some(WAKE_IMM) && self.domain.connections.of(run.peer).is_some_and(collides)
+        run.imm.is_some_and(is_reserved) && self.domain.connections.of(run.peer).is_some_and(collides)
     }
 
     /// Whether a run without bytes and without an imm is a flush. The engine posts flushes only on a device with
@@ -509,7 +545,7 @@ impl StagedEndpoint {
     #[cfg(unix)]
     fn is_woken_by_all_peers(&self) -> bool {
         let mut remotes = self.peers.iter().flatten().filter_map(|peer| peer.connection.remote_buffer());
-        remotes.all(|remote| remote.wake_imm.is_some())
+        remotes.all(|remote| remote.uses_imms)
     }
 
     /// Whether the endpoint has work that no event of the inner endpoint will announce.
@@ -517,7 +553,7 @@ impl StagedEndpoint {
         self.made_progress
             || !self.events.is_empty()
             || self.copies.is_busy()
-            || self.peers.iter().flatten().any(|peer| !peer.outbox.is_empty())
+            || self.peers.iter().flatten().any(|peer| !(peer.outbox.is_empty() && peer.early_imms.is_empty()))
     }
 }
 

@@ -7,17 +7,17 @@ use multirail_spi::{Access, ErrorKind, HostBuffer, Memory, MemoryRegion, Status}
 use crate::both_sides::Side;
 use crate::page_table::Page;
 use crate::staging_buffer::SLOT_COUNT;
-use crate::wire::NumberedRequest;
+use crate::wire::{NumberedRequest, SlotImm, SlotImmKind};
 
 /// Bytes of a region behind [`slots`].
 const REGION: usize = 8192;
 /// Bytes of one step of [`slots`].
 const STEP: usize = 12;
 
-/// A peer that writes any slot requests, page tables and other words into a staging buffer. The target serves it, and
-/// no byte of a region changes that the peer may not write.
+/// A peer that writes any slot requests, page tables and other words into a staging buffer, and sends any imms. The target
+/// serves it, and no byte of a region changes that the peer may not write.
 pub fn slots(bytes: &[u8]) {
-    let (mut here, _there) = Side::pair().expect("two sides");
+    let (mut here, _there) = Side::pair(true).expect("two sides");
     let open = |access| {
         let memory = Arc::new(HostBuffer::new(REGION).expect("memory"));
         (here.regions.add(memory.clone(), access, "fuzzing").expect("a key"), memory)
@@ -33,11 +33,11 @@ pub fn slots(bytes: &[u8]) {
         let (what, slot, at) = (step[0], usize::from(step[1]) % SLOT_COUNT, usize::from(step[2]));
         let value = u64::from_le_bytes(step[4..].try_into().expect("eight bytes"));
         let buffer = &here.connection.buffer;
-        match what % 4 {
+        match what % 5 {
             // A slot request with a valid checksum.
             0 => {
                 let words = [
-                    u64::from(step[3]) | (value & 3) << 32 | (value & 0x1ff) << 48 | value & 1 << 40,
+                    u64::from(step[3]) | (value & 3) << 32 | (value & 0x1ff) << 48 | value & 3 << 40,
                     key_of(value >> 9),
                     1 << 63 | value >> 12 & 0x3fff,
                     value >> 40,
@@ -58,10 +58,15 @@ pub fn slots(bytes: &[u8]) {
             // Any word of the page table.
             2 => buffer.receive_word(slot, at, value),
             // A completion or a failure of the device.
-            _ => {
+            3 => {
                 let failed = Status { kind: ErrorKind::Io, code: 0 };
                 let index = at.min(here.outbox.len().saturating_sub(1));
                 here.complete(index, if value & 1 == 0 { Ok(()) } else { Err(failed) });
+            }
+            // An imm that announces the slot request of a slot, or the bytes of a read.
+            _ => {
+                let kind = if value & 1 == 0 { SlotImmKind::Request } else { SlotImmKind::Data };
+                here.on_imm(SlotImm::new(kind, slot, step[3].into()).encode());
             }
         }
         here.advance();

@@ -3,6 +3,10 @@
 //! (`staging_buffer.rs`), and packs small ones as *pages* into one slot (`page_table.rs`). In this file, to *copy* is
 //! to copy within a process, by its processor or GPU; to *transfer* is to move bytes by the inner device.
 //!
+//! If the connection uses imms, a slot request *carries* the bytes and the page table of its slot: one RDMA write has all,
+//! and its imm tells the target that all have arrived (`wire.rs`). Otherwise, and for bytes that are in no slot of the
+//! initiator, the slot request follows once the transfer has completed, because devices do not order RDMA writes.
+//!
 //! The steps of a slot for a write or a send:
 //!
 //! 1. If this process's memory is staged, or if the slot has several pages, the initiator copies the bytes into its
@@ -16,8 +20,9 @@
 //!
 //! 1. If the peer's memory is staged, the initiator sends a slot request, by which the target copies the bytes from its
 //!    regions into its slot and transfers them to the initiator's slot. The initiator waits for the response. If the
-//!    slot has several pages, the inner device transfers the page table before. If the peer's memory is not staged, the
-//!    inner device reads the bytes into the initiator's slot.
+//!    slot has several pages, the inner device transfers the page table before, or the slot request carries it. The imm of
+//!    the bytes stands for the response if all pages are good. If the peer's memory is not staged, the inner device reads
+//!    the bytes into the initiator's slot.
 //! 2. The initiator copies the bytes from its slot into this process's memory.
 //!
 //! Then the slot is free again. The bytes are in their destination by then, so a completed work request is delivered.
@@ -32,12 +37,12 @@ use multirail_spi::staging::{
 use multirail_spi::{ErrorKind, Event, RemoteKey, Status, WorkKind, WorkRequest};
 
 use crate::connection::{Connection, EndpointContext};
-use crate::copies::CopyTag;
+use crate::copies::{CopyTag, MemoryLocation};
 use crate::imports::SlotAddress;
 use crate::page_table::{self, MAX_PAGES, Page, PlacedPages, table_len};
 use crate::region::StagedRegion;
 use crate::staging_buffer::{SLOT_BYTES, SLOT_COUNT, StagingBuffer};
-use crate::wire::{NumberedRequest, Response};
+use crate::wire::{ImmSequence, NumberedRequest, Response, SlotImm, SlotImmKind};
 use crate::wr_id::{InternalWrId, WrRole, staging_status};
 
 /// The most work requests that wait for slots or are in slots.
@@ -77,9 +82,8 @@ struct WorkEnds {
     /// The peer's region, if the bytes go through the target's slot: because the region is staged, or because the
     /// request is coalesced.
     through_slot: Option<SlotAddress>,
-    /// Whether a slot request carries the imm although the peer's region is not staged. The reason: the imm equals
-    /// [`WAKE_IMM`](crate::wire::WAKE_IMM), by which slot requests and responses wake the peer's worker, so the peer's
-    /// endpoint would drop it. (If the peer's region is staged, a slot request carries the imm anyway.)
+    /// Whether a slot request has the imm although the peer's region is not staged. The reason: the imm is one of [those
+    /// that slots use](crate::wire::is_reserved), so the peer's endpoint would take it for its own. (If the peer's region is staged, a slot request has the imm anyway.)
     sends_imm_in_slot_request: bool,
 }
 
@@ -94,8 +98,14 @@ struct InitiatorSlot {
     begun: usize,
     /// The number of copies that are under way.
     copying: usize,
+    /// Whether the bytes are copied into the slot before the transfer.
+    is_copied_in: bool,
     /// The sequence number of the slot's latest slot request.
     sequence: u32,
+    /// Bytes of the slot that the slot request carries.
+    carried: u64,
+    /// Whether the bytes of a read have arrived with an imm that stands for the response.
+    is_answered: bool,
     /// Whether the RDMA write of the slot request is posted and has not completed.
     is_write_posted: bool,
     /// Whether the RDMA write of the slot request has failed once: the slot request may have arrived nevertheless.
@@ -136,7 +146,10 @@ impl SlotInitiator {
             imm: None,
             begun: 0,
             copying: 0,
+            is_copied_in: false,
             sequence: 0,
+            carried: 0,
+            is_answered: false,
             is_write_posted: false,
             may_have_arrived: false,
             must_repeat: false,
@@ -179,7 +192,7 @@ impl SlotInitiator {
         let is_remote_staged = work.kind != WorkKind::Send && work.remote & RemoteKey::STAGED != 0;
         let staged = SlotAddress { key: work.rkey, base: 0 };
         let through_slot = if is_remote_staged { Some(staged) } else { coalesced };
-        let collides = self.connection.collides_with_wake_imm(work.kind, work.imm);
+        let collides = self.connection.has_colliding_imm(work.kind, work.imm);
         let ends =
             WorkEnds { local, through_slot, sends_imm_in_slot_request: through_slot.is_none() && collides };
         // A work request without bytes takes a slot, too.
@@ -217,6 +230,15 @@ impl SlotInitiator {
             slot.pages[page].failure = Some(staging_status(kind).into());
         }
         self.finish_copies(index, context);
+    }
+
+    /// Continues with the slot of a read whose bytes have arrived, unless the imm belongs to an earlier slot request.
+    pub(crate) fn on_data_arrived(&mut self, imm: SlotImm, context: &mut EndpointContext<'_>) {
+        let Some(slot) = self.slots.get_mut(imm.slot) else { return };
+        if slot.step == InitiatorStep::AwaitingResponse && ImmSequence::of(slot.sequence) == imm.sequence {
+            slot.is_answered = true;
+            self.poll_response(imm.slot, context);
+        }
     }
 
     /// Continues with a slot if all its pages have been copied.
@@ -263,11 +285,13 @@ impl SlotInitiator {
             return self.finish_slot(index, Ok(()), context);
         }
         if self.slots[index].pages.len() > 1 {
-            return self.begin_slot_request(index, context);
+            return self.begin_slot_request(index, 0, context);
         }
         let Some(work) = self.work_of(index, 0) else { return };
         match work.posted.kind {
-            WorkKind::Write if work.extra.need_slot_request(imm) => self.begin_slot_request(index, context),
+            WorkKind::Write if work.extra.need_slot_request(imm) => {
+                self.begin_slot_request(index, 0, context)
+            }
             WorkKind::Read => self.copy_out(index, context),
             _ => self.finish_slot(index, Ok(()), context),
         }
@@ -452,12 +476,19 @@ impl SlotInitiator {
         let Some(index) = self.free.pop() else { return };
         let slot = &mut self.slots[index];
         (slot.imm, slot.begun, slot.copying) = (imm, 0, 0);
-        (slot.may_have_arrived, slot.must_repeat) = (false, false);
         let is_packed = slot.pages.len() > 1;
+        let uses_imms = self.connection.uses_imms();
         let Some(work) = self.work_of(index, 0) else { return };
-        let copies_in = work.posted.kind != WorkKind::Read
-            && (is_packed || (work.extra.local.is_some() && work.posted.len > 0));
-        if copies_in && self.slots[index].pages.iter().any(|page| page.content.len > 0) {
+        let is_staged = work.extra.local.is_some() && work.posted.len > 0;
+        // The copy of a small page takes less time than a slot request that waits for the page.
+        let is_cheap = || {
+            let local = work.posted.local as u64;
+            uses_imms && work.can_be_packed() && context.gpu_memory.locate(local) == MemoryLocation::Host
+        };
+        let copies_in = work.posted.kind != WorkKind::Read && (is_packed || is_staged || is_cheap());
+        let copies_in = copies_in && self.slots[index].pages.iter().any(|page| page.content.len > 0);
+        self.slots[index].is_copied_in = copies_in;
+        if copies_in {
             self.slots[index].step = InitiatorStep::CopyingIn;
             self.begin_copies(index, context);
         } else {
@@ -504,8 +535,8 @@ impl SlotInitiator {
         Some(unsafe { context.copies.begin(location, Some(buffer), (to, from, content.len), tag) })
     }
 
-    /// Posts the internal work request that transfers the slot's bytes. Sends the slot request at once if this process
-    /// transfers no bytes.
+    /// Posts the internal work request that transfers the slot's bytes. Sends the slot request at once if it can carry
+    /// the bytes, or if this process transfers none.
     fn transfer(&mut self, index: usize, context: &mut EndpointContext<'_>) {
         self.slots[index].step = InitiatorStep::Transferring;
         if self.slots[index].pages.len() > 1 {
@@ -521,11 +552,15 @@ impl SlotInitiator {
             (*posted, ends.through_slot.is_some(), ends.local.is_some());
         let needs_slot_request = ends.need_slot_request(imm);
         if needs_slot_request && (posted.kind == WorkKind::Read || len == 0) {
-            return self.begin_slot_request(index, context);
+            return self.begin_slot_request(index, 0, context);
+        }
+        let is_copied_in = self.slots[index].is_copied_in;
+        if goes_through_slot && is_copied_in && self.connection.uses_imms() {
+            return self.begin_slot_request(index, len, context);
         }
         let buffer = &self.connection.buffer;
         let (mut local, mut lkey) = (buffer.initiator_slot(index), buffer.lkey());
-        if !is_local_staged && posted.kind != WorkKind::Read {
+        if !is_local_staged && !is_copied_in && posted.kind != WorkKind::Read {
             (local, lkey) = (posted.local.wrapping_add(offset as usize), posted.lkey);
         }
         let id = InternalWrId { role: WrRole::InitiatorData, peer: self.connection.peer, slot: index };
@@ -541,7 +576,8 @@ impl SlotInitiator {
         context.outbox.push_back(internal);
     }
 
-    /// Transfers the page table of a slot with several pages, with their bytes if they are written.
+    /// Transfers the page table of a slot with several pages, with their bytes if they are written. Sends the slot request
+    /// at once if it can carry them.
     fn transfer_pages(&mut self, index: usize, context: &mut EndpointContext<'_>) {
         let Some(remote) = self.connection.remote_buffer() else {
             return self.fail_unreachable(index, context);
@@ -561,6 +597,9 @@ impl SlotInitiator {
         }
         // A read transfers the table alone.
         let len = if is_read { table_len(count) } else { end };
+        if remote.uses_imms {
+            return self.begin_slot_request(index, len, context);
+        }
         let buffer = &self.connection.buffer;
         let id = InternalWrId { role: WrRole::InitiatorData, peer: self.connection.peer, slot: index };
         let (local, to) = (buffer.initiator_slot(index), remote.target_slot(index));
@@ -572,10 +611,12 @@ impl SlotInitiator {
         self.finish_slot(index, Err(failure), context);
     }
 
-    /// Sends the slot request of this slot, with a new sequence number.
-    fn begin_slot_request(&mut self, index: usize, context: &mut EndpointContext<'_>) {
+    /// Sends the slot request of this slot, with a new sequence number. It carries the first `carried` bytes of the slot.
+    fn begin_slot_request(&mut self, index: usize, carried: u64, context: &mut EndpointContext<'_>) {
         let slot = &mut self.slots[index];
         slot.sequence = slot.sequence.wrapping_add(1).max(1);
+        (slot.carried, slot.is_answered) = (carried, false);
+        (slot.may_have_arrived, slot.must_repeat) = (false, false);
         slot.step = InitiatorStep::AwaitingResponse;
         self.post_slot_request(index, context);
     }
@@ -586,22 +627,32 @@ impl SlotInitiator {
         let buffer = &self.connection.buffer;
         buffer.set_request(index, slot_request);
         let id = InternalWrId { role: WrRole::Request, peer: self.connection.peer, slot: index };
-        let (local, len) = (buffer.request_out(index), StagingBuffer::REQUEST_LEN);
+        let (local, sequence) = (buffer.request_out(index), slot_request.sequence);
+        let (carried, imm) = match slot_request.carries_bytes {
+            true => {
+                let imm = SlotImm::new(SlotImmKind::Request, index, sequence);
+                (self.slots[index].carried, Some(imm.encode()))
+            }
+            false => (0, remote.wake_imm()),
+        };
+        let len = StagingBuffer::REQUEST_LEN + carried;
         let mut internal = id.write(local, buffer.lkey(), len, remote.request(index), remote.rkey);
-        internal.imm = remote.wake_imm;
+        internal.imm = imm;
         context.outbox.push_back(internal);
         self.slots[index].is_write_posted = true;
     }
 
     /// The slot request of a slot: a `Cancel` if all its work requests have failed.
     fn slot_request_of(&mut self, index: usize) -> NumberedRequest {
-        let InitiatorSlot { sequence, imm, .. } = self.slots[index];
+        let InitiatorSlot { sequence, imm, carried, .. } = self.slots[index];
+        let carries_bytes = carried > 0;
         let without_region = |kind| SlotRequest { kind, key: 0, offset: 0, len: 0 };
         let cancel = NumberedRequest {
             sequence,
             request: without_region(SlotRequestKind::Cancel),
             imm: None,
             pages: 0,
+            carries_bytes: false,
         };
         let live = (0..self.slots[index].pages.len()).find(|page| self.is_live(index, *page));
         let pages = &self.slots[index].pages;
@@ -612,7 +663,7 @@ impl SlotInitiator {
         let kind = if is_read { SlotRequestKind::Read } else { SlotRequestKind::Write };
         if count > 1 {
             let request = SlotRequest { len: bytes, ..without_region(kind) };
-            return NumberedRequest { sequence, request, imm: None, pages: count as u16 };
+            return NumberedRequest { sequence, request, imm: None, pages: count as u16, carries_bytes };
         }
         let request = if work.extra.through_slot.is_some() {
             let (key, offset) = work.extra.address(work.posted.remote + content.offset);
@@ -620,7 +671,7 @@ impl SlotInitiator {
         } else {
             without_region(SlotRequestKind::Imm)
         };
-        NumberedRequest { sequence, request, imm, pages: 0 }
+        NumberedRequest { sequence, request, imm, pages: 0, carries_bytes }
     }
 
     /// Continues with a slot if the target has responded. Until then the target may access the slot and its own region.
@@ -633,7 +684,11 @@ impl SlotInitiator {
         if self.is_peer_fenced {
             return self.finish_slot(index, Err(staging_status(ErrorKind::Cancelled).into()), context);
         }
-        let Some(response) = self.connection.buffer.response_in(index, sequence, count) else {
+        let response = match slot.is_answered {
+            true => Some(Response::Common(Ok(()))),
+            false => self.connection.buffer.response_in(index, sequence, count),
+        };
+        let Some(response) = response else {
             if std::mem::take(&mut slot.must_repeat) {
                 self.post_slot_request(index, context);
             }
@@ -641,6 +696,7 @@ impl SlotInitiator {
         };
         *context.made_progress = true;
         let failure_of = |kind: ErrorKind| WorkFailure::from(staging_status(kind));
+        let asks_again = response == Response::AskAgain;
         match response {
             Response::Common(Ok(())) => {}
             Response::Common(Err(kind)) => return self.finish_slot(index, Err(failure_of(kind)), context),
@@ -649,8 +705,15 @@ impl SlotInitiator {
                     page.failure = result.err().map(failure_of).or(page.failure);
                 }
             }
+            Response::AskAgain => {}
         }
         let is_read = self.work_of(index, 0).is_some_and(|work| work.posted.kind == WorkKind::Read);
+        if asks_again && self.has_live_page(index) {
+            return match is_read {
+                true => self.transfer(index, context),
+                false => self.finish_slot(index, Err(failure_of(ErrorKind::Protocol)), context),
+            };
+        }
         match is_read && self.has_live_page(index) {
             true => self.copy_out(index, context),
             false => self.finish_slot(index, Ok(()), context),

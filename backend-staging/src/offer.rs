@@ -10,7 +10,7 @@ use crate::staging_buffer::{BUFFER_LEN, SLOT_COUNT, SLOT_LEN};
 pub(crate) struct StagingOffer {
     /// The key of its staging buffer.
     pub buffer: RemoteKey,
-    /// Whether it can send [`WAKE_IMM`](crate::wire::WAKE_IMM), and is woken by it.
+    /// Whether it can send [`WAKE_IMM`](crate::wire::WAKE_IMM) and slot imms, and is woken by them.
     pub wake_imm: bool,
     /// Whether peers may coalesce pages of its registered regions.
     pub coalesces: bool,
@@ -25,7 +25,7 @@ struct Appendix {
     slot_len: u32,
 }
 
-const VERSION: u8 = 3;
+const VERSION: u8 = 4;
 /// The last bytes of an offer with an appendix. The two bytes before them are the length of the appendix.
 const MARK: [u8; 8] = *b"mrstaged";
 

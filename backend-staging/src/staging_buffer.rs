@@ -13,7 +13,7 @@ use cuda::{Device, PageLock, Reach};
 use multirail_spi::{Access, Domain, Error, ErrorKind, HostBuffer, Memory, MemoryRegion, RemoteKey, Result};
 
 use crate::page_table::{MAX_PAGES, PAGE_WORDS, Page, table_len};
-use crate::wire::{NumberedRequest, REQUEST_WORDS, RESPONSE_WORDS, Response, decode_response};
+use crate::wire::{NumberedRequest, REQUEST_WORDS, RESPONSE_WORDS, Response, WAKE_IMM, decode_response};
 
 /// The number of slots for each role. With 256 KiB per slot, 4 MiB are in transfer at a time. A network of 200 Gbps
 /// takes 170 µs for 4 MiB. A slot is in use for less: two GPU copies (15 µs each, H200) and three transfers over the
@@ -21,7 +21,8 @@ use crate::wire::{NumberedRequest, REQUEST_WORDS, RESPONSE_WORDS, Response, deco
 pub(crate) const SLOT_COUNT: usize = 16;
 /// Bytes that a slot carries.
 pub(crate) const SLOT_BYTES: usize = 256 << 10;
-/// Bytes of a slot: those that it carries, and a page table in front of them.
+/// Bytes of a slot's content: those that it carries, and a page table in front of them. The record of the slot request
+/// lies in front of the content, so that one RDMA write can carry both.
 pub(crate) const SLOT_LEN: usize = SLOT_BYTES + table_len(MAX_PAGES).next_multiple_of(4096) as usize;
 
 /// Bytes of the record that holds one slot request: a cache line.
@@ -30,18 +31,19 @@ const REQUEST_RECORD: usize = 8 * REQUEST_WORDS;
 const RESPONSE_RECORD: usize = (8 * RESPONSE_WORDS).next_multiple_of(64);
 /// The offset of the records into which the peer writes its responses.
 const RESPONSES_IN: usize = 0;
-/// The offset of the records into which the peer writes its slot requests.
-const REQUESTS_IN: usize = RESPONSES_IN + SLOT_COUNT * RESPONSE_RECORD;
-/// The offset of this process's slot requests: the sources of the RDMA writes that send them.
-const REQUESTS_OUT: usize = REQUESTS_IN + SLOT_COUNT * REQUEST_RECORD;
 /// The offset of this process's responses: the sources of the RDMA writes that send them.
-const RESPONSES_OUT: usize = REQUESTS_OUT + SLOT_COUNT * REQUEST_RECORD;
-/// The offset of this process's slots as target: bytes that the peer writes to a region here, or reads from one.
+const RESPONSES_OUT: usize = RESPONSES_IN + SLOT_COUNT * RESPONSE_RECORD;
+/// The distance of two slots. The record makes it an odd number of cache lines, so that the records of all slots fit the
+/// processor's cache.
+const SLOT_STRIDE: usize = REQUEST_RECORD + SLOT_LEN;
+/// The offset of this process's slots as target: the peer's slot requests, and the bytes that the peer writes to a region
+/// here, or reads from one.
 const TARGET_SLOTS: usize = (RESPONSES_OUT + SLOT_COUNT * RESPONSE_RECORD).next_multiple_of(4096);
-/// The offset of this process's slots as initiator: bytes that it writes to a region of the peer, or has read from one.
-const INITIATOR_SLOTS: usize = TARGET_SLOTS + SLOT_COUNT * SLOT_LEN;
+/// The offset of this process's slots as initiator: the sources of its slot requests, and bytes that it writes to a region
+/// of the peer, or has read from one.
+const INITIATOR_SLOTS: usize = TARGET_SLOTS + SLOT_COUNT * SLOT_STRIDE;
 /// Bytes of a staging buffer.
-pub(crate) const BUFFER_LEN: usize = INITIATOR_SLOTS + SLOT_COUNT * SLOT_LEN;
+pub(crate) const BUFFER_LEN: usize = INITIATOR_SLOTS + SLOT_COUNT * SLOT_STRIDE;
 
 /// This process's staging buffer for one connection: 8.3 MiB.
 ///
@@ -104,7 +106,7 @@ impl StagingBuffer {
     #[cfg(fuzzing)]
     pub(crate) fn receive_request(&self, slot: usize, words: [u64; REQUEST_WORDS]) {
         for (index, word) in words.into_iter().enumerate() {
-            self.word(REQUESTS_IN + slot * REQUEST_RECORD + 8 * index).store(word, Ordering::Relaxed);
+            self.word(TARGET_SLOTS + slot * SLOT_STRIDE + 8 * index).store(word, Ordering::Relaxed);
         }
     }
 
@@ -119,8 +121,7 @@ impl StagingBuffer {
     /// Stores a word of a slot of this process as target, as a peer does.
     #[cfg(fuzzing)]
     pub(crate) fn receive_word(&self, slot: usize, index: usize, word: u64) {
-        self.word(TARGET_SLOTS + slot * SLOT_LEN + 8 * (index % (SLOT_LEN / 8)))
-            .store(word, Ordering::Relaxed);
+        self.word(content(TARGET_SLOTS, slot) + 8 * (index % (SLOT_LEN / 8))).store(word, Ordering::Relaxed);
     }
 
     /// The key that the peer imports.
@@ -152,19 +153,19 @@ impl StagingBuffer {
         }
     }
 
-    /// The bytes of a slot of this process as target.
+    /// The content of a slot of this process as target.
     pub(crate) fn target_slot(&self, slot: usize) -> *mut u8 {
-        self.at(TARGET_SLOTS + slot * SLOT_LEN)
+        self.at(content(TARGET_SLOTS, slot))
     }
 
-    /// The bytes of a slot of this process as initiator.
+    /// The content of a slot of this process as initiator.
     pub(crate) fn initiator_slot(&self, slot: usize) -> *mut u8 {
-        self.at(INITIATOR_SLOTS + slot * SLOT_LEN)
+        self.at(content(INITIATOR_SLOTS, slot))
     }
 
-    /// The source of the RDMA write that sends the slot request of a slot.
+    /// The source of the RDMA write that sends the slot request of a slot. The content of the slot follows it.
     pub(crate) fn request_out(&self, slot: usize) -> *mut u8 {
-        self.at(REQUESTS_OUT + slot * REQUEST_RECORD)
+        self.at(INITIATOR_SLOTS + slot * SLOT_STRIDE)
     }
 
     /// The source of the RDMA write that sends the response of a slot.
@@ -172,12 +173,12 @@ impl StagingBuffer {
         self.at(RESPONSES_OUT + slot * RESPONSE_RECORD)
     }
 
-    /// Bytes of the RDMA write that sends a slot request.
+    /// Bytes of the RDMA write that sends a slot request, without bytes that the request carries.
     pub(crate) const REQUEST_LEN: u64 = REQUEST_RECORD as u64;
     /// Stores a slot request for the RDMA write that sends it.
     pub(crate) fn set_request(&self, slot: usize, request: NumberedRequest) {
         for (index, word) in request.to_words().into_iter().enumerate() {
-            self.word(REQUESTS_OUT + slot * REQUEST_RECORD + 8 * index).store(word, Ordering::Relaxed);
+            self.word(INITIATOR_SLOTS + slot * SLOT_STRIDE + 8 * index).store(word, Ordering::Relaxed);
         }
         // A device reads the words only after the endpoint has posted the RDMA write. The fence keeps the stores before
         // the stores by which the endpoint posts it.
@@ -194,7 +195,7 @@ impl StagingBuffer {
 
     /// Stores a page of the table in a slot of this process as initiator.
     pub(crate) fn set_page(&self, slot: usize, index: usize, page: Page) {
-        let table = INITIATOR_SLOTS + slot * SLOT_LEN + 8 * PAGE_WORDS * index.min(MAX_PAGES - 1);
+        let table = content(INITIATOR_SLOTS, slot) + 8 * PAGE_WORDS * index.min(MAX_PAGES - 1);
         for (index, word) in page.to_words().into_iter().enumerate() {
             self.word(table + 8 * index).store(word, Ordering::Relaxed);
         }
@@ -202,18 +203,19 @@ impl StagingBuffer {
 
     /// A page of the table that the peer has written into a slot of this process as target.
     pub(crate) fn page(&self, slot: usize, index: usize) -> Page {
-        let table = TARGET_SLOTS + slot * SLOT_LEN + 8 * PAGE_WORDS * index.min(MAX_PAGES - 1);
+        let table = content(TARGET_SLOTS, slot) + 8 * PAGE_WORDS * index.min(MAX_PAGES - 1);
         Page::from_words(std::array::from_fn(|index| self.word(table + 8 * index).load(Ordering::Relaxed)))
     }
 
     /// The peer's latest slot request for a slot. `None` while it is incomplete, or if it has the sequence number
-    /// `seen`. All bytes that the peer wrote before the request are visible.
+    /// `seen`. All bytes that the peer wrote before the request are visible; those that the request carries, if the imm of
+    /// the request has come.
     pub(crate) fn request_in(&self, slot: usize, seen: u32) -> Option<NumberedRequest> {
         if self.sequence_in(slot) == seen {
             return None;
         }
         let words = std::array::from_fn(|index| {
-            self.word(REQUESTS_IN + slot * REQUEST_RECORD + 8 * index).load(Ordering::Relaxed)
+            self.word(TARGET_SLOTS + slot * SLOT_STRIDE + 8 * index).load(Ordering::Relaxed)
         });
         fence(Ordering::Acquire);
         NumberedRequest::from_words(&words)
@@ -222,7 +224,7 @@ impl StagingBuffer {
     /// The sequence number of the peer's latest slot request for a slot, whether that is complete or not. 0 if there was
     /// none.
     pub(crate) fn sequence_in(&self, slot: usize) -> u32 {
-        self.word(REQUESTS_IN + slot * REQUEST_RECORD).load(Ordering::Relaxed) as u32
+        self.word(TARGET_SLOTS + slot * SLOT_STRIDE).load(Ordering::Relaxed) as u32
     }
 
     /// The peer's response to the slot request with this sequence number and so many pages; `None` before it is
@@ -258,30 +260,39 @@ impl Drop for StagingBuffer {
     }
 }
 
+/// The offset of the content of a slot among those that begin at `slots`.
+const fn content(slots: usize, slot: usize) -> usize {
+    slots + slot * SLOT_STRIDE + REQUEST_RECORD
+}
+
 /// The peer's staging buffer: the remote addresses and the key for work requests that write to it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RemoteBuffer {
     pub base: u64,
     pub rkey: u64,
-    /// The imm of slot requests and responses, which wakes the peer's worker ([`WAKE_IMM`](crate::wire::WAKE_IMM)).
-    /// `None` if one of the two processes does not offer it.
-    pub wake_imm: Option<u32>,
+    /// Whether slot requests and responses carry imms, which wake the peer's worker: if both processes offer it.
+    pub uses_imms: bool,
 }
 
 impl RemoteBuffer {
     /// The address of a slot of the peer as target.
     pub(crate) fn target_slot(self, slot: usize) -> u64 {
-        self.base + (TARGET_SLOTS + slot * SLOT_LEN) as u64
+        self.base + content(TARGET_SLOTS, slot) as u64
     }
 
     /// The address of a slot of the peer as initiator.
     pub(crate) fn initiator_slot(self, slot: usize) -> u64 {
-        self.base + (INITIATOR_SLOTS + slot * SLOT_LEN) as u64
+        self.base + content(INITIATOR_SLOTS, slot) as u64
     }
 
-    /// The address at which the peer expects the slot request of a slot.
+    /// The address at which the peer expects the slot request of a slot. The content of the slot follows it.
     pub(crate) fn request(self, slot: usize) -> u64 {
-        self.base + (REQUESTS_IN + slot * REQUEST_RECORD) as u64
+        self.base + (TARGET_SLOTS + slot * SLOT_STRIDE) as u64
+    }
+
+    /// The imm of messages that announce no bytes.
+    pub(crate) fn wake_imm(self) -> Option<u32> {
+        self.uses_imms.then_some(WAKE_IMM)
     }
 
     /// The address at which the peer expects the response of a slot.

@@ -10,7 +10,7 @@ use crate::copies::CopyTag;
 use crate::page_table::{MAX_PAGES, Page, PlacedPages, table_len};
 use crate::region::PeerAccess;
 use crate::staging_buffer::{SLOT_COUNT, SLOT_LEN};
-use crate::wire::{NumberedRequest, encode_response};
+use crate::wire::{ImmSequence, NumberedRequest, SlotImm, SlotImmKind, encode_ask_again, encode_response};
 use crate::wr_id::{InternalWrId, WrRole};
 
 pub(crate) struct SlotTarget {
@@ -25,12 +25,16 @@ struct TargetSlot {
     /// The sequence number of the last slot request that was taken.
     sequence: u32,
     request: Option<NumberedRequest>,
+    /// The sequence number of the slot request whose imm has come, since the last one was taken.
+    announced: Option<ImmSequence>,
     /// The pages of the request. A request without a page table has one.
     pages: Vec<TargetPage>,
     /// The number of pages whose copies have begun, or that need none.
     begun: usize,
     /// The number of copies that are under way.
     copying: usize,
+    /// Whether the bytes of a read carry an imm, which stands for the response.
+    announces_data: bool,
     /// Words of the response.
     response_words: usize,
     /// Whether the internal work request of the current step has failed, so that the next poll posts it again. The
@@ -101,12 +105,22 @@ impl SlotTarget {
             }
             Fence::Lifted(served) => {
                 for (slot, sequence) in self.slots.iter_mut().zip(served) {
-                    slot.sequence = *sequence;
+                    (slot.sequence, slot.announced) = (*sequence, None);
                 }
             }
         }
         self.connection.move_fence(&fence, Fence::Open);
         true
+    }
+
+    /// Notes that a slot request has arrived together with the bytes that it carries. A slot request that was written twice
+    /// has two imms, and the device may delay one of them beyond the imm of a later slot request.
+    pub(crate) fn on_announced(&mut self, imm: SlotImm) {
+        let Some(slot) = self.slots.get_mut(imm.slot) else { return };
+        let latest = slot.announced.unwrap_or(ImmSequence::of(slot.sequence));
+        if imm.sequence.is_after(latest) {
+            slot.announced = Some(imm.sequence);
+        }
     }
 
     /// Stops serving: begins no copy, and sends no bytes and responses. A slot whose copies are under way becomes idle
@@ -146,7 +160,7 @@ impl SlotTarget {
     }
 
     /// Continues with a slot whose bytes are in their regions (write) or in the slot (read), or which has no bytes:
-    /// reports the imms, and responds. For a read, the response follows the bytes.
+    /// reports the imms, and responds. For a read, the response follows the bytes, or their imm stands for it.
     fn finish_request(&mut self, index: usize, context: &mut EndpointContext<'_>) {
         let slot = &self.slots[index];
         let Some(NumberedRequest { request, .. }) = slot.request else { return };
@@ -179,22 +193,29 @@ impl SlotTarget {
         if !is_current {
             return;
         }
+        if id.role == WrRole::TargetData && slot.announces_data && result.is_err() {
+            return self.ask_again(index, context);
+        }
         slot.must_send_again = result.is_err();
         match (id.role, result) {
             (_, Err(_)) => {}
-            (WrRole::TargetData, Ok(())) => self.respond(index, context),
+            (WrRole::TargetData, Ok(())) if !slot.announces_data => self.respond(index, context),
             // The next poll takes the next slot request.
             _ => slot.step = TargetStep::Idle,
         }
     }
 
-    /// Takes the slot's request if it is new, and begins to serve that request.
+    /// Takes the slot's request if it is new and all that it carries is there, and begins to serve that request.
     fn poll_request(&mut self, index: usize, context: &mut EndpointContext<'_>) {
         let slot = &mut self.slots[index];
         let request = self.connection.buffer.request_in(index, slot.sequence);
         let Some(numbered) = request.filter(|request| request.sequence != slot.sequence) else { return };
+        if numbered.carries_bytes && slot.announced != Some(ImmSequence::of(numbered.sequence)) {
+            return;
+        }
         *context.made_progress = true;
         (slot.sequence, slot.request, slot.begun) = (numbered.sequence, Some(numbered), 0);
+        slot.announced = None;
         slot.pages.clear();
         match numbered.request.kind {
             SlotRequestKind::Cancel => return self.respond(index, context),
@@ -276,7 +297,8 @@ impl SlotTarget {
         }
     }
 
-    /// Sends the bytes of a read to the same places of the initiator's slot.
+    /// Sends the bytes of a read to the same places of the initiator's slot. If all pages are good and the connection uses
+    /// imms, the bytes carry one that stands for the response.
     fn send_data(&mut self, index: usize, context: &mut EndpointContext<'_>) {
         let Some(remote) = self.connection.remote_buffer() else { return };
         let slot = &mut self.slots[index];
@@ -288,7 +310,12 @@ impl SlotTarget {
         let id = InternalWrId { role: WrRole::TargetData, peer: self.connection.peer, slot: index };
         let local = buffer.target_slot(index).wrapping_add(start as usize);
         let to = remote.initiator_slot(index) + start;
-        context.outbox.push_back(id.write(local, buffer.lkey(), end - start, to, remote.rkey));
+        let mut internal = id.write(local, buffer.lkey(), end - start, to, remote.rkey);
+        slot.announces_data = remote.uses_imms && slot.pages.iter().all(|page| page.result.is_ok());
+        if slot.announces_data {
+            internal.imm = Some(SlotImm::new(SlotImmKind::Data, index, slot.sequence).encode());
+        }
+        context.outbox.push_back(internal);
         slot.step = TargetStep::SendingData;
     }
 
@@ -300,6 +327,16 @@ impl SlotTarget {
         self.send_response(index, context);
     }
 
+    /// Asks the initiator to ask again: the bytes of a read and their imm may have arrived or not. They must not be sent
+    /// again, because the initiator uses the slot for something else once they have arrived.
+    #[cold]
+    fn ask_again(&mut self, index: usize, context: &mut EndpointContext<'_>) {
+        let slot = &mut self.slots[index];
+        self.connection.buffer.set_response(index, &[encode_ask_again(slot.sequence)]);
+        slot.response_words = 1;
+        self.send_response(index, context);
+    }
+
     fn send_response(&mut self, index: usize, context: &mut EndpointContext<'_>) {
         let Some(remote) = self.connection.remote_buffer() else { return };
         let slot = &mut self.slots[index];
@@ -307,7 +344,7 @@ impl SlotTarget {
         let id = InternalWrId { role: WrRole::Response, peer: self.connection.peer, slot: index };
         let (local, len) = (buffer.response_out(index), 8 * slot.response_words as u64);
         let mut internal = id.write(local, buffer.lkey(), len, remote.response(index), remote.rkey);
-        internal.imm = remote.wake_imm;
+        internal.imm = remote.wake_imm();
         context.outbox.push_back(internal);
         slot.step = TargetStep::SendingResponse;
     }

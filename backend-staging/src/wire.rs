@@ -1,10 +1,12 @@
 //! The two messages that the processes of a connection write into each other's staging buffer: the initiator's
 //! [`NumberedRequest`], and the target's response to it.
 //!
-//! If both devices can wake their workers by an imm, each of these RDMA writes carries [`WAKE_IMM`]. The endpoint drops
-//! this imm: the user never sees it. If the user writes an imm of the same value, the initiator sends it inside a
-//! request ([`SlotRequestKind::Imm`](multirail_spi::staging::SlotRequestKind::Imm)), so that the peer can tell the two
-//! apart.
+//! If both devices can wake their workers by an imm, each of these RDMA writes carries an imm. The imm of a write arrives
+//! after the bytes of that write. So one write can carry the bytes of a slot together with the message about them, and
+//! a [`SlotImm`] tells that both have arrived. All other messages carry [`WAKE_IMM`], which tells nothing. The endpoint
+//! takes these imms: the user never sees them. If the user writes an imm of [that range](is_reserved), the initiator
+//! sends it inside a request ([`SlotRequestKind::Imm`](multirail_spi::staging::SlotRequestKind::Imm)), so that the peer
+//! can tell the two apart.
 
 use multirail_spi::ErrorKind;
 use multirail_spi::staging::{SlotRequest, decode_result, encode_result};
@@ -13,6 +15,68 @@ use crate::page_table::MAX_PAGES;
 
 /// The *wake imm*: slot requests and responses carry it to wake the other process's worker. Any value would do.
 pub(crate) const WAKE_IMM: u32 = 0x6b6e_6f63;
+/// The upper half of all slot imms. Any value would do, but that of [`WAKE_IMM`].
+const SLOT_IMMS: u32 = 0x6b6f;
+/// The bits of a slot imm that hold the sequence number, above four bits of the slot and one of the kind.
+const SEQUENCE_BITS: u32 = 11;
+
+/// Whether an imm means something to the endpoints of a connection with wake imms.
+#[inline]
+pub(crate) fn is_reserved(imm: u32) -> bool {
+    imm == WAKE_IMM || imm >> 16 == SLOT_IMMS
+}
+
+/// A *slot imm*: it arrives after the bytes that it announces.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct SlotImm {
+    pub kind: SlotImmKind,
+    /// The index of the slot.
+    pub slot: usize,
+    pub sequence: ImmSequence,
+}
+
+/// What a slot imm announces.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum SlotImmKind {
+    /// A slot request that [carries](NumberedRequest::carries_bytes) bytes, and those bytes.
+    Request,
+    /// The bytes of a read. They stand for the response: all pages were read.
+    Data,
+}
+
+/// The part of a slot's sequence number that a slot imm has. An imm that comes late is not taken for that of a later slot
+/// request: 2048 slot requests of one slot come between two that have the same part.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ImmSequence(u32);
+
+impl ImmSequence {
+    /// The part of a sequence number.
+    pub(crate) fn of(sequence: u32) -> Self {
+        Self(sequence & ((1 << SEQUENCE_BITS) - 1))
+    }
+
+    /// Whether this belongs to a later slot request than `other`. The two are less than 1024 slot requests apart.
+    pub(crate) fn is_after(self, other: Self) -> bool {
+        (1..1 << (SEQUENCE_BITS - 1)).contains(&Self::of(self.0.wrapping_sub(other.0)).0)
+    }
+}
+
+impl SlotImm {
+    pub(crate) fn new(kind: SlotImmKind, slot: usize, sequence: u32) -> Self {
+        Self { kind, slot, sequence: ImmSequence::of(sequence) }
+    }
+
+    pub(crate) fn encode(self) -> u32 {
+        SLOT_IMMS << 16 | self.sequence.0 << 5 | (self.kind as u32) << 4 | self.slot as u32
+    }
+
+    /// Decodes an imm. `None` if it is no slot imm.
+    pub(crate) fn decode(imm: u32) -> Option<Self> {
+        let kind = if imm >> 4 & 1 == 0 { SlotImmKind::Request } else { SlotImmKind::Data };
+        let decoded = Self { kind, slot: (imm & 0xf) as usize, sequence: ImmSequence::of(imm >> 5) };
+        (imm >> 16 == SLOT_IMMS).then_some(decoded)
+    }
+}
 
 /// A slot request, as the initiator sends it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,6 +92,9 @@ pub(crate) struct NumberedRequest {
     /// The number of pages whose table is in the target's slot ([`page_table`](crate::page_table)). Then the key and
     /// the offset of `request` mean nothing, and its length is that of all pages. 0 if `request` names the only range.
     pub pages: u16,
+    /// Whether the RDMA write of the slot request also carries the page table, or bytes, or both. The target then takes
+    /// the request only once the [`SlotImm`] of that write has come: the words may arrive before the bytes.
+    pub carries_bytes: bool,
 }
 
 /// Words of a slot request on the wire: one cache line. The last word is a checksum of the others, because the target
@@ -36,12 +103,13 @@ pub(crate) const REQUEST_WORDS: usize = 8;
 
 impl NumberedRequest {
     /// The first word has the sequence number in bits 0 to 31, the kind in bits 32 to 39, in bit 40 whether there is an
-    /// imm, and the number of pages in bits 48 to 63.
+    /// imm, in bit 41 whether it carries bytes, and the number of pages in bits 48 to 63.
     pub(crate) fn to_words(self) -> [u64; REQUEST_WORDS] {
         let [kind, key, offset, len] = self.request.to_words();
         let first = u64::from(self.sequence)
             | kind << 32
             | u64::from(self.imm.is_some()) << 40
+            | u64::from(self.carries_bytes) << 41
             | u64::from(self.pages) << 48;
         let imm = u64::from(self.imm.unwrap_or_default());
         let mut words = [first, key, offset, len, imm, 0, 0, 0];
@@ -65,7 +133,8 @@ impl NumberedRequest {
         let request = SlotRequest::from_words([first >> 32 & 0xff, key, offset, len])?;
         let imm = (first >> 40 & 1 != 0).then_some(imm as u32);
         let sequence = first as u32;
-        (sequence != 0).then_some(Self { sequence, request, imm, pages: (first >> 48) as u16 })
+        let (pages, carries_bytes) = ((first >> 48) as u16, first >> 41 & 1 != 0);
+        (sequence != 0).then_some(Self { sequence, request, imm, pages, carries_bytes })
     }
 }
 
@@ -88,6 +157,8 @@ const RESULT_WORDS: usize = MAX_PAGES / RESULTS_PER_WORD;
 const RESULTS_PER_WORD: usize = 16;
 /// The common result of a response whose pages have different results.
 const MIXED: u32 = 0xff;
+/// The common result of a response that is no result: [`Response::AskAgain`].
+const ASK_AGAIN: u32 = 0xfe;
 
 /// The target's response to a slot request.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -96,6 +167,9 @@ pub(crate) enum Response {
     Common(Result<(), ErrorKind>),
     /// The results of the pages, in the order of the page table.
     Mixed(Vec<Result<(), ErrorKind>>),
+    /// The bytes of a read may have arrived or not: the RDMA write that was to announce them has failed. The target does
+    /// not repeat that write, because the initiator may use the slot for something else already.
+    AskAgain,
 }
 
 /// Encodes the response to the slot request with this sequence number. Returns the words, and how many of them are sent.
@@ -119,6 +193,11 @@ pub(crate) fn encode_response(
     (words, RESPONSE_WORDS)
 }
 
+/// Encodes [`Response::AskAgain`] to the slot request with this sequence number, as one word.
+pub(crate) fn encode_ask_again(sequence: u32) -> u64 {
+    u64::from(sequence) | u64::from(ASK_AGAIN) << 32
+}
+
 /// Decodes the response to a slot request with `pages` pages; `word` reads a word of the record. Returns `None` if the
 /// response belongs to a slot request with another sequence number, or is incomplete. An unknown result becomes a
 /// `Protocol` error.
@@ -129,6 +208,9 @@ pub(crate) fn decode_response(sequence: u32, pages: usize, word: impl Fn(usize) 
         return None;
     }
     let common = (first >> 32) as u32;
+    if common == ASK_AGAIN {
+        return Some(Response::AskAgain);
+    }
     if common != MIXED {
         return Some(Response::Common(decode(common)));
     }
@@ -147,16 +229,18 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::staging_buffer::SLOT_COUNT;
 
     proptest! {
         #[test]
         fn a_request_is_decoded_whole_or_not_at_all(
             sequence in 1_u32.., kind in 0..4_usize, key: u64, offset: u64, len: u64, imm: Option<u32>, pages: u16,
+            carries_bytes: bool,
             torn in prop::collection::vec(any::<bool>(), REQUEST_WORDS), before: [u64; REQUEST_WORDS],
         ) {
             use SlotRequestKind::{Cancel, Imm, Read, Write};
             let kind = [Write, Read, Cancel, Imm][kind];
-            let numbered = NumberedRequest { sequence, request: SlotRequest { kind, key, offset, len }, imm, pages };
+            let numbered = NumberedRequest { sequence, request: SlotRequest { kind, key, offset, len }, imm, pages, carries_bytes };
             let words = numbered.to_words();
             prop_assert_eq!(NumberedRequest::from_words(&words), Some(numbered));
             // A partly written line still has some words of the previous request.
@@ -182,17 +266,36 @@ mod tests {
             prop_assert!(other == sequence || decode(other, &words).is_none());
             // No words make the decoder panic, and a partly written response is not taken.
             let _ = decode(before[0] as u32, &before);
+            let again = encode_ask_again(sequence);
+            prop_assert_eq!(decode_response(sequence, 1, |_| again), Some(Response::AskAgain));
             let mut seen = words;
             seen.iter_mut().zip(torn).zip(before).filter(|((_, old), _)| *old).for_each(|((word, _), old)| *word = old);
             prop_assert!(decode(sequence, &seen).is_none_or(|response| response == expected));
         }
     }
 
+    proptest! {
+        #[test]
+        fn a_slot_imm_is_decoded_as_it_was_encoded(slot in 0..SLOT_COUNT, sequence: u32, other: u32, is_data: bool) {
+            let kind = if is_data { SlotImmKind::Data } else { SlotImmKind::Request };
+            let imm = SlotImm::new(kind, slot, sequence);
+            prop_assert_eq!(SlotImm::decode(imm.encode()), Some(imm));
+            prop_assert!(is_reserved(imm.encode()) && imm.encode() != WAKE_IMM);
+            let next = ImmSequence::of(sequence.wrapping_add(1));
+            prop_assert!(next.is_after(imm.sequence) && !imm.sequence.is_after(next) && !next.is_after(next));
+            // Any imm of the range names a slot that there is.
+            prop_assert_eq!(SlotImm::decode(other).is_some(), is_reserved(other) && other != WAKE_IMM);
+            let any = SlotImm::decode(SLOT_IMMS << 16 | other >> 16);
+            prop_assert!(any.is_some_and(|any| any.slot < SLOT_COUNT && any.encode() & 0xffff == other >> 16));
+        }
+    }
+
     #[test]
     fn zeroed_memory_holds_no_request() {
+        assert!(is_reserved(WAKE_IMM) && !is_reserved(WAKE_IMM + 1) && SlotImm::decode(WAKE_IMM).is_none());
         assert_eq!(NumberedRequest::from_words(&[0; REQUEST_WORDS]), None);
         let request = SlotRequest { kind: SlotRequestKind::Write, key: 1, offset: 2, len: 3 };
-        let unnumbered = NumberedRequest { sequence: 0, request, imm: None, pages: 0 };
+        let unnumbered = NumberedRequest { sequence: 0, request, imm: None, pages: 0, carries_bytes: false };
         assert_eq!(NumberedRequest::from_words(&unnumbered.to_words()), None);
         let decode = |words: [u64; RESPONSE_WORDS]| decode_response(1, 2, |index| words[index]);
         let common = |result| Some(Response::Common(Err(result)));

@@ -162,8 +162,10 @@ fn messages_without_a_receive_do_not_delay_writes() {
     assert!(came == sent, "every message once");
 }
 
-/// The imm that the crate's own requests and responses carry.
+/// The imm of the crate's own requests and responses that announce no bytes.
 const WAKE_IMM: u32 = 0x6b6e_6f63;
+/// The imm that would announce the first slot request of the first slot, and that of the bytes of a read.
+const SLOT_IMMS: [u32; 2] = [0x6b6f_0020, 0x6b6f_0030];
 
 #[test]
 fn every_imm_arrives_and_no_other() {
@@ -178,7 +180,7 @@ fn every_imm_arrives_and_no_other() {
     };
     let near = [here.alloc(LEN, OPEN).unwrap(), register_refused(&here).unwrap()];
     let far = [there.alloc(LEN, OPEN).unwrap(), register_refused(&there).unwrap()];
-    for imm in [WAKE_IMM, WAKE_IMM + 1] {
+    for imm in [WAKE_IMM, WAKE_IMM + 1, SLOT_IMMS[0], SLOT_IMMS[1]] {
         let options = WriteOptions::new().imm(imm);
         for (from, to) in near.iter().flat_map(|from| far.iter().map(move |to| (from, to))) {
             let remote = peer.import(&to.descriptor()).unwrap();
