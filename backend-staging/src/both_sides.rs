@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use multirail_spi::{
-    Event, Paths, PeerSlot, RemoteKey, RemoteMemory, Result, Status, WorkKind, WorkRequest, copy,
+    Event, Paths, PeerSlot, Piece, RemoteKey, RemoteMemory, Result, Status, WorkKind, WorkRequest, copy,
 };
 
 use crate::connection::{Connection, Connections, EndpointContext};
@@ -98,6 +98,13 @@ impl Side {
             needs_flush: &mut self.needs_flush,
         };
         act(&mut self.initiator, &mut self.target, &mut context)
+    }
+
+    /// Queues the pieces of a run, as far as there is room, and returns how many.
+    #[cfg(test)]
+    pub(crate) fn post(&mut self, run: &WorkRequest, pieces: &[Piece]) -> usize {
+        let local = self.regions.by_lkey(run.lkey);
+        self.initiator.push(run, pieces, local.as_ref(), None)
     }
 
     /// Advances both roles, as a poll does.
@@ -246,16 +253,27 @@ mod tests {
             }
             let (mut ended, mut imms) = (HashMap::new(), HashMap::new());
             for _ in 0..200_000 {
-                while next < requests.len() && here.initiator.has_room(WorkKind::Write) && next - ended.len() < capacity {
+                while next < requests.len() && next - ended.len() < capacity {
                     let Request { is_read, len, has_imm, is_forged } = requests[next];
+                    // Requests that differ only in their bytes are one run.
+                    let is_alike = |other: &&Request| {
+                        (other.is_read, other.is_forged) == (is_read, is_forged) && !other.has_imm && !has_imm
+                    };
+                    let alike = requests[next + 1..].iter().take_while(is_alike).count();
+                    let run = next..(next + 1 + alike).min(ended.len() + capacity);
                     let work = WorkRequest {
                         id: next as u64, peer: PeerSlot(0), kind: if is_read { WorkKind::Read } else { WorkKind::Write },
                         local: near.as_ptr().wrapping_add(at[next]), lkey, len, remote: RemoteKey::STAGED + at[next] as u64,
                         rkey: key.key ^ u64::from(is_forged), imm: has_imm.then_some(next as u32),
                         strategy: CopyStrategy::Plain,
                     };
-                    here.initiator.push(&work, here.regions.by_lkey(lkey), None);
-                    next += 1;
+                    let pieces: Vec<_> = run.clone().map(|index| Piece {
+                        local: near.as_ptr().wrapping_add(at[index]), remote: RemoteKey::STAGED + at[index] as u64,
+                        len: requests[index].len,
+                    }).collect();
+                    let taken = here.post(&work, &pieces);
+                    next += taken;
+                    if taken < run.len() { break }
                 }
                 here.advance();
                 there.advance();
@@ -372,7 +390,8 @@ mod tests {
                     imm: None,
                     strategy: CopyStrategy::Plain,
                 };
-                self.here.initiator.push(&work, self.here.regions.by_lkey(self.lkey), None);
+                let piece = Piece { local: work.local, remote: work.remote, len: work.len };
+                assert_eq!(self.here.post(&work, &[piece]), 1);
             }
             (0..3).for_each(|_| self.here.advance());
         }

@@ -39,7 +39,18 @@ impl MemoryLocation {
     }
 }
 
-/// What a copy is for. The caller marks each copy with a tag, and gets the tag back when the copy has completed.
+/// What has become of a copy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum CopyStart {
+    /// It is complete: the processor has copied the bytes, or the GPU cannot copy.
+    Complete(Result<(), ErrorKind>),
+    /// A GPU copies the bytes.
+    UnderWay,
+    /// There is no room for the copy now: it has not begun.
+    NoRoom,
+}
+
+/// What a copy of a GPU is for. The caller marks each copy with a tag, and gets the tag back when the copy has completed.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum CopyTag {
     /// A page of a slot of this process as initiator.
@@ -50,7 +61,7 @@ pub(crate) enum CopyTag {
     Receive { id: u64 },
 }
 
-/// The copies of an endpoint.
+/// The copies of an endpoint. Those of GPUs take their time.
 #[derive(Default)]
 pub(crate) struct Copies {
     gpus: Vec<GpuCopies>,
@@ -67,8 +78,8 @@ struct GpuCopies {
 
 impl Copies {
     /// Begins a copy of `len` bytes. The memory at one end lies at `location`; the other end is in `buffer`, or in
-    /// plain host memory if `buffer` is `None`. Returns false if there is no room for the copy now: it has not begun
-    /// then.
+    /// plain host memory if `buffer` is `None`. [`take_completed`](Self::take_completed) returns the tag of a copy that is
+    /// under way.
     ///
     /// # Safety
     /// Both ranges are valid until the copy has completed, and there are no references into them.
@@ -78,23 +89,21 @@ impl Copies {
         buffer: Option<&StagingBuffer>,
         (to, from, len): (*mut u8, *const u8, u64),
         tag: CopyTag,
-    ) -> bool {
+    ) -> CopyStart {
         let MemoryLocation::Gpu(ordinal, reach) = location else {
             // SAFETY: by the caller.
             unsafe { copy::copy(CopyStrategy::Plain, to, from, len as usize) };
-            self.completed.push_back((tag, Ok(())));
-            return true;
+            return CopyStart::Complete(Ok(()));
         };
         let gpu = match self.gpu(ordinal) {
             Ok(gpu) => gpu,
             Err(why) => {
                 tracing::error!(%why, gpu = ordinal, "staging: a GPU cannot copy");
-                self.completed.push_back((tag, Err(why.kind())));
-                return true;
+                return CopyStart::Complete(Err(why.kind()));
             }
         };
         if gpu.batches.copier().room() == 0 {
-            return false;
+            return CopyStart::NoRoom;
         }
         let host_reach = buffer.map_or(Reach::Driver, |buffer| buffer.reach(gpu.batches.copier().device()));
         let reach = if host_reach == Reach::Kernel { reach } else { Reach::Driver };
@@ -102,7 +111,7 @@ impl Copies {
         // SAFETY: by the caller; `reach` is `Reach::Kernel` only if the GPU's copy kernel reaches both ends.
         unsafe { gpu.batches.add(std::iter::once((to as u64, from as u64, len)), reach) };
         gpu.open.push(tag);
-        true
+        CopyStart::UnderWay
     }
 
     /// The copies of a GPU. The first copy opens the GPU.

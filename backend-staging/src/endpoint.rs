@@ -12,8 +12,8 @@ use multirail_spi::{
 use crate::connection::{Connection, EndpointContext};
 use crate::copies::{Copies, CopyTag};
 use crate::domain::DomainState;
-use crate::imports::SlotAddress;
 use crate::initiator::{MAX_COALESCED, SlotInitiator};
+use crate::page_table::small_prefix;
 use crate::receives::StagedReceives;
 use crate::staging_buffer::SLOT_COUNT;
 use crate::target::SlotTarget;
@@ -447,63 +447,53 @@ impl StagedEndpoint {
     /// As [`Endpoint::post`].
     unsafe fn post_run(&mut self, run: &WorkRequest, pieces: &[Piece]) -> PostResult {
         let coalesces = run.coalesces();
-        let run = &WorkRequest { lkey: run.lkey & !WorkRequest::COALESCE, ..*run };
+        let mut run = WorkRequest { lkey: run.lkey & !WorkRequest::COALESCE, ..*run };
         let find = || self.domain.imports.find(run.peer, run.rkey, pieces[0].remote);
         let region = coalesces.then(find).flatten();
-        if self.has_staged_end(run, &pieces[0]) || self.has_colliding_imm(run) {
-            return self.stage((run, 0), pieces, region);
+        if self.has_staged_end(&run, &pieces[0]) || self.has_colliding_imm(&run) {
+            let local = self.domain.regions.by_lkey(run.lkey);
+            return self.stage(&run, |initiator| initiator.push(&run, pieces, local.as_ref(), region));
         }
         if region.is_none() {
             // SAFETY: by the caller.
-            return unsafe { self.post_unstaged((run, 0), pieces) };
+            return unsafe { self.post_unstaged(&run, pieces) };
         }
         let mut accepted = 0;
-        for part in pieces.chunk_by(|one, next| is_small(one) == is_small(next)) {
-            let result = match is_small(&part[0]) {
-                true => self.stage((run, accepted), part, region),
+        while accepted < pieces.len() {
+            let rest = &pieces[accepted..];
+            let (small, bytes) = small_prefix(rest, MAX_COALESCED);
+            let (part, result) = if small > 0 {
+                let pages = (&rest[..small], bytes);
+                (small, self.stage(&run, |initiator| initiator.push_pages(&run, pages, None, region)))
+            } else {
+                let is_small = |piece: &Piece| (1..=MAX_COALESCED).contains(&piece.len);
+                let large = rest.iter().position(is_small).unwrap_or(rest.len());
                 // SAFETY: by the caller.
-                false => unsafe { self.post_unstaged((run, accepted), part) },
+                (large, unsafe { self.post_unstaged(&run, &rest[..large]) })
             };
             accepted += result.accepted;
-            if result.accepted < part.len() {
+            run.id += result.accepted as u64;
+            if result.accepted < part {
                 return PostResult { accepted, error: result.error };
             }
         }
         PostResult { accepted, error: None }
     }
 
-    /// Posts pieces to the inner endpoint: those of a run that begin with its piece number `first`.
+    /// Posts pieces of a run to the inner endpoint. `run` has the ID of the first one.
     ///
     /// # Safety
     /// As [`Endpoint::post`].
-    unsafe fn post_unstaged(&mut self, (run, first): (&WorkRequest, usize), pieces: &[Piece]) -> PostResult {
+    unsafe fn post_unstaged(&mut self, run: &WorkRequest, pieces: &[Piece]) -> PostResult {
         self.unstaged_batch.clear();
-        let run = WorkRequest { id: run.id + first as u64, ..*run };
-        self.unstaged_batch.push_run(run, |all| all.extend_from_slice(pieces));
+        self.unstaged_batch.push_run(*run, |all| all.extend_from_slice(pieces));
         // SAFETY: by the caller.
         unsafe { self.inner.post(&self.unstaged_batch) }
     }
 
-    /// Passes pieces of a run to the peer's initiator, as far as it has room: those that begin with its piece number
-    /// `first`. `coalesced` is the peer's region, if they are coalesced.
-    fn stage(
-        &mut self,
-        (run, first): (&WorkRequest, usize),
-        pieces: &[Piece],
-        coalesced: Option<SlotAddress>,
-    ) -> PostResult {
-        let local = self.domain.regions.by_lkey(run.lkey);
-        let taken = self.with_peer(run.peer, |initiator, _, _| {
-            let mut taken = 0;
-            while taken < pieces.len() && initiator.has_room(run.kind) {
-                let piece = &pieces[taken];
-                let coalesced = coalesced.filter(|_| is_small(piece));
-                initiator.push(&run.with_piece(first + taken, piece), local.clone(), coalesced);
-                taken += 1;
-            }
-            taken
-        });
-        match taken {
+    /// Passes pieces of a run to the peer's initiator by `push`, which returns how many it took.
+    fn stage(&mut self, run: &WorkRequest, push: impl FnOnce(&mut SlotInitiator) -> usize) -> PostResult {
+        match self.with_peer(run.peer, |initiator, _, _| push(initiator)) {
             Some(accepted) => PostResult { accepted, error: None },
             None => PostResult { accepted: 0, error: Some(staging_status(ErrorKind::PeerDied)) },
         }
@@ -555,11 +545,6 @@ impl StagedEndpoint {
             || self.copies.is_busy()
             || self.peers.iter().flatten().any(|peer| !(peer.outbox.is_empty() && peer.early_imms.is_empty()))
     }
-}
-
-/// Whether a piece may be coalesced.
-fn is_small(piece: &Piece) -> bool {
-    (1..=MAX_COALESCED).contains(&piece.len)
 }
 
 impl Drop for StagedEndpoint {

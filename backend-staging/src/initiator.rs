@@ -3,6 +3,10 @@
 //! (`staging_buffer.rs`), and packs small ones as *pages* into one slot (`page_table.rs`). In this file, to *copy* is
 //! to copy within a process, by its processor or GPU; to *transfer* is to move bytes by the inner device.
 //!
+//! The pages of one posted run stay together: an entry of the queue holds the run (`run_queue.rs`), and a *segment* of a
+//! slot names those of its pages that the slot carries (`initiator_slot.rs`). So the work for each page is a few numbers,
+//! in loops over a segment; everything else is done once for each segment.
+//!
 //! If the connection uses imms, a slot request *carries* the bytes and the page table of its slot: one RDMA write has all,
 //! and its imm tells the target that all have arrived (`wire.rs`). Otherwise, and for bytes that are in no slot of the
 //! initiator, the slot request follows once the transfer has completed, because devices do not order RDMA writes.
@@ -31,22 +35,23 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use multirail_spi::staging::{
-    SlotContent, SlotRequest, SlotRequestKind, StagedWork, StagedWorkQueue, WorkFailure,
+use multirail_spi::staging::{SlotRequest, SlotRequestKind, StagedWork, WorkFailure};
+use multirail_spi::{
+    ErrorKind, Event, Piece, RemoteKey, Status, WorkKind, WorkRequest,
+    copy::{self, CopyStrategy},
 };
-use multirail_spi::{ErrorKind, Event, RemoteKey, Status, WorkKind, WorkRequest};
 
 use crate::connection::{Connection, EndpointContext};
-use crate::copies::{CopyTag, MemoryLocation};
+use crate::copies::{CopyStart, CopyTag, MemoryLocation};
 use crate::imports::SlotAddress;
-use crate::page_table::{self, MAX_PAGES, Page, PlacedPages, table_len};
+use crate::initiator_slot::{InitiatorSlot, InitiatorStep};
+use crate::page_table::{self, Page, table_len};
 use crate::region::StagedRegion;
+use crate::run_queue::{RunQueue, Segment, StagedRun, WorkEnds};
 use crate::staging_buffer::{SLOT_BYTES, SLOT_COUNT, StagingBuffer};
 use crate::wire::{ImmSequence, NumberedRequest, Response, SlotImm, SlotImmKind};
 use crate::wr_id::{InternalWrId, WrRole, staging_status};
 
-/// The most work requests that wait for slots or are in slots.
-const MAX_QUEUED: usize = SLOT_COUNT * MAX_PAGES;
 /// The most bytes of work requests that are packed: of larger ones, a slot has few anyway.
 const MAX_PACKED: u64 = SLOT_BYTES as u64 / 4;
 /// The most bytes of work requests that are coalesced although both devices reach the memory: the requests of larger
@@ -56,12 +61,7 @@ pub(crate) const MAX_COALESCED: u64 = 32 << 10;
 
 pub(crate) struct SlotInitiator {
     connection: Arc<Connection>,
-    /// The work requests that have not ended.
-    queue: StagedWorkQueue<WorkEnds>,
-    /// Bytes of the work requests in `queue`.
-    queued_bytes: u64,
-    /// Whether a work request may have ended since the last report.
-    may_have_ended: bool,
+    queue: RunQueue,
     /// Whether the peer has fenced its end since the queue was empty: it responds to nothing of the queue any more.
     is_peer_fenced: bool,
     /// The numbers of work requests whose bytes have arrived by several slots, and whose imm needs a slot of its own
@@ -74,132 +74,86 @@ pub(crate) struct SlotInitiator {
     waiting_copies: VecDeque<usize>,
 }
 
-/// How the bytes of a work request get from and to the regions of both ends.
-#[derive(Default)]
-struct WorkEnds {
-    /// This process's region, if it is staged.
-    local: Option<Arc<StagedRegion>>,
-    /// The peer's region, if the bytes go through the target's slot: because the region is staged, or because the
-    /// request is coalesced.
-    through_slot: Option<SlotAddress>,
-    /// Whether a slot request has the imm although the peer's region is not staged. The reason: the imm is one of [those
-    /// that slots use](crate::wire::is_reserved), so the peer's endpoint would take it for its own. (If the peer's region is staged, a slot request has the imm anyway.)
-    sends_imm_in_slot_request: bool,
-}
-
-/// The state of one slot.
-struct InitiatorSlot {
-    step: InitiatorStep,
-    /// What the slot carries: a part of a work request, or several whole work requests as pages.
-    pages: Vec<SlotPage>,
-    /// The imm that is delivered after the bytes of a slot with one page.
-    imm: Option<u32>,
-    /// The number of pages whose copies have begun, or that need none in the current step.
-    begun: usize,
-    /// The number of copies that are under way.
-    copying: usize,
-    /// Whether the bytes are copied into the slot before the transfer.
-    is_copied_in: bool,
-    /// The sequence number of the slot's latest slot request.
-    sequence: u32,
-    /// Bytes of the slot that the slot request carries.
-    carried: u64,
-    /// Whether the bytes of a read have arrived with an imm that stands for the response.
-    is_answered: bool,
-    /// Whether the RDMA write of the slot request is posted and has not completed.
-    is_write_posted: bool,
-    /// Whether the RDMA write of the slot request has failed once: the slot request may have arrived nevertheless.
-    may_have_arrived: bool,
-    /// Whether the slot request has to be written again. The target serves a sequence number only once.
-    must_repeat: bool,
-}
-
-/// A page of a slot.
-#[derive(Clone, Copy)]
-struct SlotPage {
-    /// The part of a work request.
-    content: SlotContent,
-    /// The offset of its bytes in the slot.
-    slot_offset: u64,
-    failure: Option<WorkFailure>,
-}
-
-/// What a slot is busy with.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum InitiatorStep {
-    Free,
-    /// Copying from this process's region into the slot.
-    CopyingIn,
-    /// The inner device transfers the bytes.
-    Transferring,
-    /// Waiting for the target's response.
-    AwaitingResponse,
-    /// Copying from the slot into this process's region.
-    CopyingOut,
-}
-
 impl SlotInitiator {
     pub(crate) fn new(connection: Arc<Connection>) -> Self {
-        let slot = || InitiatorSlot {
-            step: InitiatorStep::Free,
-            pages: Vec::new(),
-            imm: None,
-            begun: 0,
-            copying: 0,
-            is_copied_in: false,
-            sequence: 0,
-            carried: 0,
-            is_answered: false,
-            is_write_posted: false,
-            may_have_arrived: false,
-            must_repeat: false,
-        };
         Self {
             connection,
-            queue: StagedWorkQueue::default(),
-            queued_bytes: 0,
-            may_have_ended: false,
+            queue: RunQueue::default(),
             is_peer_fenced: false,
             due_imms: VecDeque::new(),
-            slots: (0..SLOT_COUNT).map(|_| slot()).collect(),
+            slots: (0..SLOT_COUNT).map(|_| InitiatorSlot::default()).collect(),
             free: (0..SLOT_COUNT).rev().collect(),
             waiting_copies: VecDeque::new(),
         }
     }
 
-    /// Whether there is room for one more work request of this kind. The queue has room for twice the bytes of all
-    /// slots. The initiator keeps the order of posting, even if the engine would now choose another operation first.
-    /// Queued work requests also take up the rail's send window, which requests to other peers need. So a longer queue
-    /// would delay others. Sends may wait long for the peer's receives, so at most half of [`SLOT_COUNT`] sends are
-    /// queued.
-    pub(crate) fn has_room(&self, kind: WorkKind) -> bool {
-        let is_send = |work: &&StagedWork<WorkEnds>| work.posted.kind == WorkKind::Send;
-        let is_short =
-            self.queued_bytes < 2 * (SLOT_COUNT * SLOT_BYTES) as u64 || self.queue.len() < SLOT_COUNT;
-        self.queue.len() < MAX_QUEUED
-            && is_short
-            && (kind != WorkKind::Send || self.queue.iter().filter(is_send).count() < SLOT_COUNT / 2)
-    }
-
-    /// Queues a work request. `local` is this process's region, if that is staged. `coalesced` is the peer's region, if
-    /// the work request is coalesced.
+    /// Queues pieces of a run, as far as there is room, and returns how many. `run` has the ID of the first piece. `local`
+    /// is this process's region, if that is staged. `coalesced` is the peer's region, if pieces of at most
+    /// [`MAX_COALESCED`] bytes are coalesced.
     pub(crate) fn push(
         &mut self,
-        work: &WorkRequest,
-        local: Option<Arc<StagedRegion>>,
+        run: &WorkRequest,
+        pieces: &[Piece],
+        local: Option<&Arc<StagedRegion>>,
         coalesced: Option<SlotAddress>,
-    ) {
-        let is_remote_staged = work.kind != WorkKind::Send && work.remote & RemoteKey::STAGED != 0;
-        let staged = SlotAddress { key: work.rkey, base: 0 };
-        let through_slot = if is_remote_staged { Some(staged) } else { coalesced };
-        let collides = self.connection.has_colliding_imm(work.kind, work.imm);
-        let ends =
-            WorkEnds { local, through_slot, sends_imm_in_slot_request: through_slot.is_none() && collides };
-        // A work request without bytes takes a slot, too.
-        let needs_empty_slot = work.imm.is_some() || work.len == 0;
+    ) -> usize {
+        let is_remote_staged = run.kind != WorkKind::Send && pieces[0].remote & RemoteKey::STAGED != 0;
+        let staged = SlotAddress { key: run.rkey, base: 0 };
+        let (through_slot, max_through_slot, max_packed) = match (is_remote_staged, coalesced) {
+            (true, _) => (Some(staged), u64::MAX, MAX_PACKED),
+            (false, Some(region)) => (Some(region), MAX_COALESCED, MAX_COALESCED),
+            (false, None) => (None, 0, 0),
+        };
+        let max_packed = if run.kind == WorkKind::Send { 0 } else { max_packed };
+        let mut taken = 0;
+        while taken < pieces.len() {
+            let (count, bytes) = page_table::small_prefix(&pieces[taken..], max_packed);
+            let run = WorkRequest { id: run.id + taken as u64, ..*run };
+            if count > 0 {
+                let pages = &pieces[taken..taken + count];
+                let pushed = self.push_pages(&run, (pages, bytes), local, through_slot);
+                taken += pushed;
+                if pushed < count {
+                    break;
+                }
+            } else {
+                if !self.queue.has_room(run.kind) {
+                    break;
+                }
+                let piece = &pieces[taken];
+                let through_slot = through_slot.filter(|_| piece.len <= max_through_slot);
+                let ends = self.ends(&run, local, through_slot);
+                self.is_peer_fenced &= !self.queue.is_empty();
+                self.queue.push(&run.with_piece(0, piece), ends);
+                taken += 1;
+            }
+        }
+        taken
+    }
+
+    /// Queues pieces of a run that share slots, as far as there is room, and returns how many. `run` has the ID of the first
+    /// piece. The pieces come with the number of their bytes.
+    pub(crate) fn push_pages(
+        &mut self,
+        run: &WorkRequest,
+        (pieces, bytes): (&[Piece], u64),
+        local: Option<&Arc<StagedRegion>>,
+        through_slot: Option<SlotAddress>,
+    ) -> usize {
+        let ends = self.ends(run, local, through_slot);
         self.is_peer_fenced &= !self.queue.is_empty();
-        self.queued_bytes += work.len;
-        self.queue.push(work, ends, needs_empty_slot);
+        self.queue.push_pages(run, pieces, bytes, ends)
+    }
+
+    fn ends(
+        &self,
+        run: &WorkRequest,
+        local: Option<&Arc<StagedRegion>>,
+        through_slot: Option<SlotAddress>,
+    ) -> WorkEnds {
+        let sends_imm_in_slot_request =
+            through_slot.is_none() && self.connection.has_colliding_imm(run.kind, run.imm);
+        WorkEnds { local: local.cloned(), through_slot, sends_imm_in_slot_request }
     }
 
     /// Advances all slots, and assigns the free ones. If `more_may_follow`, pages wait for others that fill their slot:
@@ -214,10 +168,10 @@ impl SlotInitiator {
             self.poll_response(index, context);
         }
         self.assign_slots(more_may_follow, context);
-        self.report_ended(context.events);
+        self.queue.report_ended(context.events);
     }
 
-    /// Continues with a slot of which one page has been copied.
+    /// Continues with a slot of which a GPU has copied one page.
     pub(crate) fn on_copied(
         &mut self,
         (index, page): (usize, usize),
@@ -227,7 +181,7 @@ impl SlotInitiator {
         let slot = &mut self.slots[index];
         slot.copying -= 1;
         if let Err(kind) = result {
-            slot.pages[page].failure = Some(staging_status(kind).into());
+            slot.fail_page(page, staging_status(kind).into());
         }
         self.finish_copies(index, context);
     }
@@ -244,7 +198,7 @@ impl SlotInitiator {
     /// Continues with a slot if all its pages have been copied.
     fn finish_copies(&mut self, index: usize, context: &mut EndpointContext<'_>) {
         let slot = &self.slots[index];
-        if slot.copying > 0 || slot.begun < slot.pages.len() {
+        if slot.copying > 0 || slot.begun < slot.pages {
             return;
         }
         if slot.step == InitiatorStep::CopyingIn && self.has_live_page(index) {
@@ -284,12 +238,12 @@ impl SlotInitiator {
         if !self.has_live_page(index) {
             return self.finish_slot(index, Ok(()), context);
         }
-        if self.slots[index].pages.len() > 1 {
+        if self.slots[index].has_table() {
             return self.begin_slot_request(index, 0, context);
         }
-        let Some(work) = self.work_of(index, 0) else { return };
+        let Some(work) = self.first_work(index) else { return };
         match work.posted.kind {
-            WorkKind::Write if work.extra.need_slot_request(imm) => {
+            WorkKind::Write if work.extra.ends.need_slot_request(imm) => {
                 self.begin_slot_request(index, 0, context)
             }
             WorkKind::Read => self.copy_out(index, context),
@@ -312,25 +266,21 @@ impl SlotInitiator {
         if is_interrupted {
             return;
         }
-        self.may_have_ended = true;
-        for page in 0..self.slots[index].pages.len() {
-            if let Some(work) = self.work_of(index, page) {
-                work.fail(failure);
-            }
+        for segment in &mut slot.segments {
+            self.queue.fail(segment, failure);
         }
     }
 
     /// Fails all work requests with `kind`. A work request whose memory this process or the peer may still access ends
     /// once they no longer do.
     pub(crate) fn stop(&mut self, kind: ErrorKind, context: &mut EndpointContext<'_>) {
-        self.report_ended(context.events);
+        self.queue.report_ended(context.events);
         let failure = WorkFailure::from(staging_status(kind));
         self.queue.fail_all(failure);
         self.due_imms.clear();
-        self.may_have_ended = true;
         // Copies that have not begun, and internal work requests that were not posted, access nothing.
         for index in std::mem::take(&mut self.waiting_copies) {
-            self.slots[index].begun = self.slots[index].pages.len();
+            self.slots[index].begun = self.slots[index].pages;
             self.finish_copies(index, context);
         }
         let (mut removed, mut repeated) = (Vec::new(), Vec::new());
@@ -359,7 +309,7 @@ impl SlotInitiator {
             self.slots[id.slot].is_write_posted = false;
             self.finish_slot(id.slot, Err(failure), context);
         }
-        self.report_ended(context.events);
+        self.queue.report_ended(context.events);
     }
 
     /// The peer has fenced its end of the connection, so it serves none of the slot requests any more: ends the work
@@ -371,33 +321,56 @@ impl SlotInitiator {
         for index in 0..SLOT_COUNT {
             self.poll_response(index, context);
         }
-        self.report_ended(context.events);
+        self.queue.report_ended(context.events);
         self.slots.iter().any(|slot| slot.is_write_posted || slot.step == InitiatorStep::Transferring)
     }
 
     /// Fails all work requests with `kind`, and reports them at once. The caller guarantees that nothing accesses their
     /// memory any more.
     pub(crate) fn fail(&mut self, kind: ErrorKind, events: &mut VecDeque<Event>) {
-        self.report_ended(events);
-        self.queue.fail_all(staging_status(kind).into());
-        events.extend(self.queue.remove_all().map(|work| work.event()));
-        self.queued_bytes = 0;
+        self.queue.report_ended(events);
+        let failure = staging_status(kind).into();
+        self.queue.fail_all(failure);
+        for slot in &mut self.slots {
+            // The entry reports the end of a work request that is no page.
+            for segment in slot.segments.drain(..) {
+                self.queue.finish(&segment, &[], Err(failure), events);
+            }
+        }
+        self.queue.remove_all(events);
     }
 
-    /// The work request of a page.
-    fn work_of(&mut self, index: usize, page: usize) -> Option<&mut StagedWork<WorkEnds>> {
-        self.queue.get_mut(self.slots[index].pages.get(page)?.content.work)
+    /// The entry of the queue to which the slot's first page belongs.
+    fn first_work(&mut self, index: usize) -> Option<&mut StagedWork<StagedRun>> {
+        self.queue.of(self.slots[index].segments.first()?)
     }
 
-    /// Whether a page was copied without a failure, and its work request has not failed.
-    fn is_live(&mut self, index: usize, page: usize) -> bool {
-        let has_failed = self.slots[index].pages.get(page).is_none_or(|page| page.failure.is_some());
-        !has_failed && self.work_of(index, page).is_some_and(|work| work.failure().is_none())
+    /// The entry of the queue to which the slot's first page belongs, and the segment of that page.
+    fn first_work_and_segment(&mut self, index: usize) -> Option<(&mut StagedWork<StagedRun>, &Segment)> {
+        let Self { slots, queue, .. } = self;
+        let segment = slots[index].segments.first()?;
+        Some((queue.of(segment)?, segment))
     }
 
-    /// Whether a page of the slot [is live](Self::is_live).
+    /// Whether a page of the slot has not failed.
     fn has_live_page(&mut self, index: usize) -> bool {
-        (0..self.slots[index].pages.len()).any(|page| self.is_live(index, page))
+        self.live_page(index).is_some()
+    }
+
+    /// The slot's first page that has not failed: its segment, and its number in the slot.
+    fn live_page(&mut self, index: usize) -> Option<(Segment, usize)> {
+        let Self { slots, queue, .. } = self;
+        let (slot, mut next) = (&slots[index], 0);
+        for segment in &slot.segments {
+            let mut pages = next..next + segment.pieces.len();
+            next = pages.end;
+            if queue.is_live(segment)
+                && let Some(page) = pages.find(|page| !slot.has_failed(*page))
+            {
+                return Some((segment.clone(), page));
+            }
+        }
+        None
     }
 
     /// Assigns the free slots to due imms first, and then to bytes in the order of posting. If `more_may_follow`, pages
@@ -405,88 +378,56 @@ impl SlotInitiator {
     fn assign_slots(&mut self, more_may_follow: bool, context: &mut EndpointContext<'_>) {
         while let Some(index) = self.free.last().copied() {
             if let Some(number) = self.due_imms.pop_front() {
-                let Some(work) = self.queue.get_mut(Some(number)) else { continue };
+                let Some(work) = self.queue.numbered(number) else { continue };
                 let imm = work.posted.imm;
                 if let Some(content) = work.assign_empty() {
-                    self.slots[index].pages.push(SlotPage { content, slot_offset: 0, failure: None });
-                    self.begin_slot(imm, context);
+                    self.slots[index].segments.push(Segment::whole(content));
+                    self.begin_slot(1, imm, context);
                 }
                 continue;
             }
             if self.queue.next_unassigned().is_none() {
                 return;
             }
-            if more_may_follow && !self.has_full_slot() {
+            if more_may_follow && !self.queue.has_full_slot() {
                 // The next poll assigns them.
                 *context.made_progress = true;
                 return;
             }
             let Some(work) = self.queue.next_unassigned() else { return };
+            if work.extra.is_pages() {
+                let WorkRequest { kind, imm, .. } = work.posted;
+                let pages = self.queue.assign_pages(kind, &mut self.slots[index].segments);
+                self.begin_slot(pages, imm, context);
+                continue;
+            }
             let content = work.assign(SLOT_BYTES as u64);
             // If all bytes fit one slot, that slot takes the imm. Otherwise the imm gets a slot of its own once all
             // bytes have arrived (see `finish_slot`).
             let imm = work.posted.imm.filter(|_| content.len == work.posted.len);
-            let kind = work.posted.kind;
-            let is_packed = work.can_be_packed();
-            self.slots[index].pages.push(SlotPage { content, slot_offset: 0, failure: None });
-            if is_packed {
-                self.pack_more(index, kind, content.len);
-            }
-            self.begin_slot(imm, context);
+            self.slots[index].segments.push(Segment::whole(content));
+            self.begin_slot(1, imm, context);
         }
     }
 
-    /// Whether the next work requests fill a slot, or cannot be packed.
-    fn has_full_slot(&mut self) -> bool {
-        let (mut pages, mut bytes) = (0, 0);
-        for work in self.queue.unassigned() {
-            (pages, bytes) = (pages + 1, bytes + work.posted.len);
-            if !work.can_be_packed() || !page_table::fits(pages + 1, bytes + 1) {
-                return true;
-            }
-        }
-        false
-    }
-
-    /// Adds pages to a slot whose first page has `bytes` bytes, as long as the next work requests are of the same kind
-    /// and fit.
-    fn pack_more(&mut self, index: usize, kind: WorkKind, mut bytes: u64) {
-        let pages = &mut self.slots[index].pages;
-        while let Some(work) = self.queue.next_unassigned() {
-            let more = bytes + work.posted.len;
-            let is_alike = work.posted.kind == kind && work.can_be_packed();
-            if !is_alike || !page_table::fits(pages.len() + 1, more) {
-                break;
-            }
-            bytes = more;
-            let content = work.assign(SLOT_BYTES as u64);
-            pages.push(SlotPage { content, slot_offset: 0, failure: None });
-        }
-        if pages.len() > 1 {
-            let mut places = PlacedPages::behind_table(pages.len());
-            for page in pages {
-                // `fits` has made sure that there is a place.
-                page.slot_offset = places.place(page.content.len).unwrap_or_default();
-            }
-        }
-    }
-
-    /// Takes the last free slot, which has its pages.
-    fn begin_slot(&mut self, imm: Option<u32>, context: &mut EndpointContext<'_>) {
+    /// Takes the last free slot, which has its segments. These are so many pages.
+    fn begin_slot(&mut self, pages: usize, imm: Option<u32>, context: &mut EndpointContext<'_>) {
         let Some(index) = self.free.pop() else { return };
         let slot = &mut self.slots[index];
-        (slot.imm, slot.begun, slot.copying) = (imm, 0, 0);
-        let is_packed = slot.pages.len() > 1;
+        (slot.pages, slot.imm, slot.begun, slot.copying) = (pages, imm, 0, 0);
         let uses_imms = self.connection.uses_imms();
-        let Some(work) = self.work_of(index, 0) else { return };
-        let is_staged = work.extra.local.is_some() && work.posted.len > 0;
+        let has_bytes = slot.segments.iter().any(|segment| segment.content.len > 0);
+        let Some((work, segment)) = self.first_work_and_segment(index) else { return };
+        let is_staged = work.extra.ends.local.is_some() && work.posted.len > 0;
         // The copy of a small page takes less time than a slot request that waits for the page.
         let is_cheap = || {
-            let local = work.posted.local as u64;
-            uses_imms && work.can_be_packed() && context.gpu_memory.locate(local) == MemoryLocation::Host
+            let local = work.extra.pages(&work.posted, segment, &mut None)[0].local;
+            uses_imms
+                && work.extra.is_pages()
+                && context.gpu_memory.locate(local as u64) == MemoryLocation::Host
         };
-        let copies_in = work.posted.kind != WorkKind::Read && (is_packed || is_staged || is_cheap());
-        let copies_in = copies_in && self.slots[index].pages.iter().any(|page| page.content.len > 0);
+        let copies_in = work.posted.kind != WorkKind::Read && (pages > 1 || is_staged || is_cheap());
+        let copies_in = copies_in && has_bytes;
         self.slots[index].is_copied_in = copies_in;
         if copies_in {
             self.slots[index].step = InitiatorStep::CopyingIn;
@@ -496,60 +437,95 @@ impl SlotInitiator {
         }
     }
 
-    /// Begins the copies of a slot, as far as there is room: from this process's regions in step `CopyingIn`, otherwise
-    /// into them.
+    /// Copies the pages of a slot, as far as there is room: from this process's regions in step `CopyingIn`, otherwise
+    /// into them. The processor's copies complete at once.
     fn begin_copies(&mut self, index: usize, context: &mut EndpointContext<'_>) {
-        while self.slots[index].begun < self.slots[index].pages.len() {
-            let number = self.slots[index].begun;
-            if self.is_live(index, number) {
-                let Some(has_begun) = self.begin_copy(index, number, context) else { return };
-                if !has_begun {
-                    return self.waiting_copies.push_back(index);
-                }
-                self.slots[index].copying += 1;
-            }
-            self.slots[index].begun += 1;
+        match self.copy_pages(index, context) {
+            true => self.finish_copies(index, context),
+            false => self.waiting_copies.push_back(index),
         }
-        self.finish_copies(index, context);
     }
 
-    /// Begins the copy of a page. Returns false if there is no room for it, and `None` if there is no such page.
-    fn begin_copy(&mut self, index: usize, number: usize, context: &mut EndpointContext<'_>) -> Option<bool> {
-        let step = self.slots[index].step;
-        let SlotPage { content, slot_offset, .. } = *self.slots[index].pages.get(number)?;
-        let work = self.work_of(index, number)?;
-        let local = work.posted.local.wrapping_add(content.offset as usize);
-        let region = work.extra.local.as_ref();
-        let location =
-            region.map_or_else(|| context.gpu_memory.locate(local as u64), |region| region.location);
-        let buffer = &self.connection.buffer;
-        let bytes = buffer.initiator_slot(index).wrapping_add(slot_offset as usize);
-        let (to, from) = match step {
-            InitiatorStep::CopyingIn => (bytes, local.cast_const()),
-            _ => (local, bytes.cast_const()),
+    /// Begins the copies of a slot. Returns false if there is no room for some of them.
+    fn copy_pages(&mut self, index: usize, context: &mut EndpointContext<'_>) -> bool {
+        let Self { slots, queue, connection, .. } = self;
+        let slot = &mut slots[index];
+        let (peer, buffer) = (connection.peer, &connection.buffer);
+        let is_copied_in = slot.step == InitiatorStep::CopyingIn;
+        let ends = |slot: *mut u8, local: *mut u8| match is_copied_in {
+            true => (slot, local.cast_const()),
+            false => (local, slot.cast_const()),
         };
-        let tag = CopyTag::Initiator { peer: self.connection.peer, slot: index, page: number };
-        // SAFETY: by the contract of `post`, the local span is valid until the work request has ended, and a work
-        // request does not end while a slot is busy with it; only this copy uses these bytes of the slot, and the
-        // buffer stays until no copy is under way.
-        Some(unsafe { context.copies.begin(location, Some(buffer), (to, from, content.len), tag) })
+        let mut bytes = buffer.initiator_slot(index).wrapping_add(slot.first_offset() as usize);
+        let mut next = 0;
+        for segment in &slot.segments {
+            let (pages, mut place) = (next..next + segment.pieces.len(), bytes);
+            next = pages.end;
+            bytes = bytes.wrapping_add(segment.content.len as usize);
+            if slot.begun >= pages.end {
+                continue;
+            }
+            let work = queue.of(segment).filter(|work| segment.failure.or(work.failure()).is_none());
+            let Some(work) = work else {
+                slot.begun = pages.end;
+                continue;
+            };
+            let mut whole = None;
+            let pieces = work.extra.pages(&work.posted, segment, &mut whole);
+            // The pieces of a run are in one region.
+            let location = match &work.extra.ends.local {
+                Some(region) => region.location,
+                None => context.gpu_memory.locate(pieces[0].local as u64),
+            };
+            if location == MemoryLocation::Host && slot.page_failures.is_empty() && slot.begun == pages.start
+            {
+                for piece in pieces {
+                    let (to, from) = ends(place, piece.local);
+                    // SAFETY: as below.
+                    unsafe { copy::copy(CopyStrategy::Plain, to, from, piece.len as usize) };
+                    place = place.wrapping_add(piece.len as usize);
+                }
+                slot.begun = pages.end;
+                continue;
+            }
+            for (page, piece) in pages.zip(pieces) {
+                let at = place;
+                place = place.wrapping_add(piece.len as usize);
+                if page < slot.begun || slot.page_failures.iter().any(|(failed, _)| *failed == page) {
+                    slot.begun = slot.begun.max(page + 1);
+                    continue;
+                }
+                let (to, from) = ends(at, piece.local);
+                let tag = CopyTag::Initiator { peer, slot: index, page };
+                // SAFETY: by the contract of `post`, the local span is valid until the work request has ended, and a work
+                // request does not end while a slot is busy with it; only this copy uses these bytes of the slot, and the
+                // buffer stays until no copy is under way.
+                match unsafe { context.copies.begin(location, Some(buffer), (to, from, piece.len), tag) } {
+                    CopyStart::Complete(Ok(())) => {}
+                    CopyStart::Complete(Err(kind)) => {
+                        slot.page_failures.push((page, staging_status(kind).into()))
+                    }
+                    CopyStart::UnderWay => slot.copying += 1,
+                    CopyStart::NoRoom => return false,
+                }
+                slot.begun = page + 1;
+            }
+        }
+        true
     }
 
     /// Posts the internal work request that transfers the slot's bytes. Sends the slot request at once if it can carry
     /// the bytes, or if this process transfers none.
     fn transfer(&mut self, index: usize, context: &mut EndpointContext<'_>) {
         self.slots[index].step = InitiatorStep::Transferring;
-        if self.slots[index].pages.len() > 1 {
+        if self.slots[index].has_table() {
             return self.transfer_pages(index, context);
         }
         let imm = self.slots[index].imm;
-        let Some(SlotContent { offset, len, .. }) = self.slots[index].pages.first().map(|page| page.content)
-        else {
-            return;
-        };
-        let Some(StagedWork { posted, extra: ends, .. }) = self.work_of(index, 0) else { return };
-        let (posted, goes_through_slot, is_local_staged) =
-            (*posted, ends.through_slot.is_some(), ends.local.is_some());
+        let Some((work, segment)) = self.first_work_and_segment(index) else { return };
+        let (posted, ends) = (work.posted, &work.extra.ends);
+        let Piece { local: from, remote, len } = work.extra.pages(&posted, segment, &mut None)[0];
+        let (goes_through_slot, is_local_staged) = (ends.through_slot.is_some(), ends.local.is_some());
         let needs_slot_request = ends.need_slot_request(imm);
         if needs_slot_request && (posted.kind == WorkKind::Read || len == 0) {
             return self.begin_slot_request(index, 0, context);
@@ -561,10 +537,10 @@ impl SlotInitiator {
         let buffer = &self.connection.buffer;
         let (mut local, mut lkey) = (buffer.initiator_slot(index), buffer.lkey());
         if !is_local_staged && !is_copied_in && posted.kind != WorkKind::Read {
-            (local, lkey) = (posted.local.wrapping_add(offset as usize), posted.lkey);
+            (local, lkey) = (from, posted.lkey);
         }
         let id = InternalWrId { role: WrRole::InitiatorData, peer: self.connection.peer, slot: index };
-        let mut internal = id.write(local, lkey, len, posted.remote.wrapping_add(offset), posted.rkey);
+        let mut internal = id.write(local, lkey, len, remote, posted.rkey);
         if goes_through_slot {
             let Some(remote) = self.connection.remote_buffer() else {
                 return self.fail_unreachable(index, context);
@@ -582,21 +558,30 @@ impl SlotInitiator {
         let Some(remote) = self.connection.remote_buffer() else {
             return self.fail_unreachable(index, context);
         };
-        let count = self.slots[index].pages.len();
-        let (mut end, mut is_read) = (table_len(count), false);
-        for number in 0..count {
-            let SlotPage { content, slot_offset, .. } = self.slots[index].pages[number];
-            let is_skipped = !self.is_live(index, number);
-            let Some(work) = self.work_of(index, number) else { continue };
+        let Self { slots, queue, connection, .. } = self;
+        let slot = &slots[index];
+        let table = connection.buffer.table_out(index, slot.pages);
+        let (mut next, mut is_read) = (0, false);
+        for segment in &slot.segments {
+            let entries = &table[next..next + segment.pieces.len()];
+            next += segment.pieces.len();
+            let Some(work) = queue.of(segment) else { continue };
             let WorkRequest { kind, imm, .. } = work.posted;
-            let (key, offset) = work.extra.address(work.posted.remote);
-            let page = Page { key, offset, len: content.len, imm, is_skipped };
-            self.connection.buffer.set_page(index, number, page);
             is_read = kind == WorkKind::Read;
-            end = end.max(slot_offset + content.len);
+            let is_skipped = segment.failure.or(work.failure()).is_some();
+            let SlotAddress { key, base } = work.extra.ends.address();
+            let mut whole = None;
+            let pieces = work.extra.pages(&work.posted, segment, &mut whole);
+            for (entry, piece) in entries.iter().zip(pieces) {
+                let offset = piece.remote.wrapping_sub(base);
+                Page { key, offset, len: piece.len, imm, is_skipped }.store(entry);
+            }
+        }
+        for (page, _) in &slot.page_failures {
+            Page::skip(&table[*page]);
         }
         // A read transfers the table alone.
-        let len = if is_read { table_len(count) } else { end };
+        let len = table_len(slot.pages) + if is_read { 0 } else { slot.bytes() };
         if remote.uses_imms {
             return self.begin_slot_request(index, len, context);
         }
@@ -654,20 +639,19 @@ impl SlotInitiator {
             pages: 0,
             carries_bytes: false,
         };
-        let live = (0..self.slots[index].pages.len()).find(|page| self.is_live(index, *page));
-        let pages = &self.slots[index].pages;
-        let (count, bytes) = (pages.len(), pages.iter().map(|page| page.content.len).sum());
-        let Some((page, content)) = live.map(|page| (page, pages[page].content)) else { return cancel };
-        let Some(work) = self.work_of(index, page) else { return cancel };
+        let (count, bytes) = (self.slots[index].pages, self.slots[index].bytes());
+        let Some((segment, _)) = self.live_page(index) else { return cancel };
+        let Some(work) = self.queue.of(&segment) else { return cancel };
         let is_read = work.posted.kind == WorkKind::Read;
         let kind = if is_read { SlotRequestKind::Read } else { SlotRequestKind::Write };
         if count > 1 {
             let request = SlotRequest { len: bytes, ..without_region(kind) };
             return NumberedRequest { sequence, request, imm: None, pages: count as u16, carries_bytes };
         }
-        let request = if work.extra.through_slot.is_some() {
-            let (key, offset) = work.extra.address(work.posted.remote + content.offset);
-            SlotRequest { kind, key, offset, len: content.len }
+        let request = if work.extra.ends.through_slot.is_some() {
+            let SlotAddress { key, base } = work.extra.ends.address();
+            let piece = work.extra.pages(&work.posted, &segment, &mut None)[0];
+            SlotRequest { kind, key, offset: piece.remote.wrapping_sub(base), len: piece.len }
         } else {
             without_region(SlotRequestKind::Imm)
         };
@@ -680,7 +664,7 @@ impl SlotInitiator {
         if slot.step != InitiatorStep::AwaitingResponse || slot.is_write_posted {
             return;
         }
-        let (sequence, count) = (slot.sequence, slot.pages.len());
+        let (sequence, count) = (slot.sequence, slot.pages);
         if self.is_peer_fenced {
             return self.finish_slot(index, Err(staging_status(ErrorKind::Cancelled).into()), context);
         }
@@ -701,13 +685,15 @@ impl SlotInitiator {
             Response::Common(Ok(())) => {}
             Response::Common(Err(kind)) => return self.finish_slot(index, Err(failure_of(kind)), context),
             Response::Mixed(results) => {
-                for (page, result) in slot.pages.iter_mut().zip(results) {
-                    page.failure = result.err().map(failure_of).or(page.failure);
+                for (page, result) in results.into_iter().enumerate() {
+                    if let Err(kind) = result {
+                        slot.fail_page(page, failure_of(kind));
+                    }
                 }
             }
             Response::AskAgain => {}
         }
-        let is_read = self.work_of(index, 0).is_some_and(|work| work.posted.kind == WorkKind::Read);
+        let is_read = self.first_work(index).is_some_and(|work| work.posted.kind == WorkKind::Read);
         if asks_again && self.has_live_page(index) {
             return match is_read {
                 true => self.transfer(index, context),
@@ -735,65 +721,18 @@ impl SlotInitiator {
         context: &mut EndpointContext<'_>,
     ) {
         *context.made_progress = true;
-        self.may_have_ended = true;
-        let slot = &mut self.slots[index];
+        let Self { slots, queue, due_imms, .. } = self;
+        let slot = &mut slots[index];
         slot.step = InitiatorStep::Free;
-        for page in slot.pages.drain(..) {
-            let result = page.failure.map_or(result, Err);
-            let work = self.queue.finish_slot(&page.content, result);
-            self.due_imms.extend(work.and_then(|work| work.due_empty_slot()));
+        let mut next = 0;
+        for segment in slot.segments.drain(..) {
+            let pages = next..next + segment.pieces.len();
+            next = pages.end;
+            let failures = slot.page_failures.iter().filter(|(page, _)| pages.contains(page));
+            let failures: Vec<_> = failures.map(|(page, why)| (page - pages.start, *why)).collect();
+            due_imms.extend(queue.finish(&segment, &failures, result, context.events));
         }
+        slot.page_failures.clear();
         self.free.push(index);
-    }
-
-    /// Reports the work requests that have ended, and removes them.
-    fn report_ended(&mut self, events: &mut VecDeque<Event>) {
-        if !std::mem::take(&mut self.may_have_ended) {
-            return;
-        }
-        let queued_bytes = &mut self.queued_bytes;
-        self.queue.remove_ended(|work| {
-            *queued_bytes -= work.posted.len;
-            push_joined(events, work.event());
-        });
-    }
-}
-
-/// Appends an event. Joins it to the last one if both report successes with consecutive IDs.
-fn push_joined(events: &mut VecDeque<Event>, event: Event) {
-    if let (Some(Event::Done { first, count }), Event::Done { first: next, count: more }) =
-        (events.back_mut(), event)
-        && *first + u64::from(*count) == next
-    {
-        *count += more;
-        return;
-    }
-    events.push_back(event);
-}
-
-impl WorkEnds {
-    /// Whether a slot that delivers this imm sends a slot request.
-    fn need_slot_request(&self, imm: Option<u32>) -> bool {
-        self.through_slot.is_some() || (self.sends_imm_in_slot_request && imm.is_some())
-    }
-
-    /// The key and the offset by which a slot request addresses a remote address. The offset in a staged region keeps
-    /// the bit [`RemoteKey::STAGED`].
-    fn address(&self, remote: u64) -> (u64, u64) {
-        self.through_slot.map_or((0, 0), |region| (region.key, remote.wrapping_sub(region.base)))
-    }
-}
-
-/// What the packing of pages asks of a work request.
-trait Packing {
-    /// Whether the work request may share a slot with others: all its bytes go through the target's slot, and they are
-    /// few.
-    fn can_be_packed(&self) -> bool;
-}
-
-impl Packing for StagedWork<WorkEnds> {
-    fn can_be_packed(&self) -> bool {
-        let WorkRequest { kind, len, .. } = self.posted;
-        self.extra.through_slot.is_some() && kind != WorkKind::Send && (1..=MAX_PACKED).contains(&len)
     }
 }

@@ -25,6 +25,7 @@
 //! - `region`: the staged regions of this process; `gpu_memory`: the GPU memory that the inner device did register.
 //! - `staging_buffer`: the memory layout of a staging buffer; `wire`: the slot requests and responses that two
 //!   processes write into each other's buffer; `offer`: how they tell each other about their buffers.
+//! - `run_queue`: the work requests of an initiator, as runs of pages; `initiator_slot`: a slot of its own.
 //! - `page_table`: the pages of a slot; `imports`: the peers' regions that coalesced requests address.
 //! - `copies`: copies between slots and regions, by the processor or by GPUs.
 //! - `connection`: the connections of a domain, and the parts of the endpoint that an initiator or a target uses.
@@ -55,12 +56,14 @@ mod gpu_memory;
 mod imports;
 #[allow(unsafe_code, reason = "starts copies from and to regions")]
 mod initiator;
+mod initiator_slot;
 mod offer;
 mod page_table;
 #[allow(unsafe_code, reason = "registers memory for messages, and copies from it")]
 mod receives;
 #[allow(unsafe_code, reason = "sends an address to another thread")]
 mod region;
+mod run_queue;
 #[allow(unsafe_code, reason = "owns memory that peers write to")]
 mod staging_buffer;
 #[allow(unsafe_code, reason = "starts copies from and to regions")]

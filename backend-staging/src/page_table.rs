@@ -4,6 +4,10 @@
 //! The bytes of the pages follow the table without gaps, in the order of the table. For a read, the target puts the
 //! bytes at the same places of the initiator's slot.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use multirail_spi::Piece;
+
 use crate::staging_buffer::{SLOT_BYTES, SLOT_LEN};
 
 /// The most pages of one slot. Pages of 1 KiB fill a slot of 256 KiB; for smaller ones the work of a slot request and a
@@ -11,6 +15,9 @@ use crate::staging_buffer::{SLOT_BYTES, SLOT_LEN};
 pub(crate) const MAX_PAGES: usize = 256;
 /// Words of an encoded page.
 pub(crate) const PAGE_WORDS: usize = 3;
+
+/// An entry of a table.
+pub(crate) type PageEntry = [AtomicU64; PAGE_WORDS];
 
 /// Bit 31 of the first word: the page has an imm.
 const HAS_IMM: u64 = 1 << 31;
@@ -43,6 +50,26 @@ impl Page {
         [first, self.key, self.offset]
     }
 
+    /// Stores the page in an entry of the table.
+    #[inline]
+    pub(crate) fn store(self, entry: &PageEntry) {
+        for (word, value) in entry.iter().zip(self.to_words()) {
+            word.store(value, Ordering::Relaxed);
+        }
+    }
+
+    /// Lets the target leave a page out that is in the table.
+    #[cold]
+    pub(crate) fn skip(entry: &PageEntry) {
+        entry[0].fetch_or(IS_SKIPPED, Ordering::Relaxed);
+    }
+
+    /// Reads an entry of the table, each word once: the peer may change it at any time.
+    #[inline]
+    pub(crate) fn load(entry: &PageEntry) -> Self {
+        Self::from_words(std::array::from_fn(|index| entry[index].load(Ordering::Relaxed)))
+    }
+
     /// Decodes a page. Every value of the words is a page; [`PlacedPages`] and the region check its range.
     pub(crate) fn from_words([first, key, offset]: [u64; PAGE_WORDS]) -> Self {
         let imm = (first & HAS_IMM != 0).then_some((first >> 32) as u32);
@@ -60,12 +87,45 @@ pub(crate) fn fits(pages: usize, bytes: u64) -> bool {
     pages <= MAX_PAGES && bytes <= SLOT_BYTES as u64
 }
 
+/// The first of `pieces` that have 1 to `max_len` bytes: how many these are, and their bytes.
+pub(crate) fn small_prefix(pieces: &[Piece], max_len: u64) -> (usize, u64) {
+    let (mut count, mut bytes) = (0, 0);
+    // Most pieces of a run have the same length.
+    while let Some(Piece { len, .. }) = pieces.get(count)
+        && (1..=max_len).contains(len)
+    {
+        let same = pieces[count..].iter().take_while(|piece| piece.len == *len).count();
+        (count, bytes) = (count + same, bytes + same as u64 * len);
+    }
+    (count, bytes)
+}
+
+/// The first of `pieces`, which have `bytes` bytes together, that fit so many pages and so many bytes: how many these are,
+/// and their bytes.
+pub(crate) fn fitting(pieces: &[Piece], bytes: u64, (max_pages, max_bytes): (usize, u64)) -> (usize, u64) {
+    if pieces.len() <= max_pages && bytes <= max_bytes {
+        return (pieces.len(), bytes);
+    }
+    let (mut count, mut taken) = (0, 0);
+    while let Some(piece) = pieces[..pieces.len().min(max_pages)].get(count)
+        && taken + piece.len <= max_bytes
+    {
+        (count, taken) = (count + 1, taken + piece.len);
+    }
+    (count, taken)
+}
+
 /// Finds the offset in the slot of each page.
 pub(crate) struct PlacedPages {
     next: u64,
 }
 
 impl PlacedPages {
+    /// The place of one page that has no table.
+    pub(crate) fn without_table() -> Self {
+        Self { next: 0 }
+    }
+
     /// The places of `pages` pages that have a table.
     pub(crate) fn behind_table(pages: usize) -> Self {
         Self { next: table_len(pages) }

@@ -8,7 +8,7 @@ use multirail_spi::{
     Access, Domain, ErrorKind, Event, HostBuffer, Memory, MemoryRegion, ReceiveRequest, Result,
 };
 
-use crate::copies::{Copies, CopyTag};
+use crate::copies::{Copies, CopyStart, CopyTag};
 use crate::region::StagedRegion;
 use crate::wr_id::staging_status;
 
@@ -83,8 +83,7 @@ impl StagedReceives {
         match event {
             Event::Received { len, .. } if len > 0 => {
                 receive.received = Some(event);
-                self.copy(id, len, copies);
-                None
+                self.copy(id, len, copies)
             }
             _ => {
                 self.remove(id);
@@ -93,13 +92,18 @@ impl StagedReceives {
         }
     }
 
-    fn copy(&mut self, id: u64, len: u64, copies: &mut Copies) {
-        let Some(receive) = self.outstanding.get(&id) else { return };
+    /// Copies a message. Returns the event to report if the copy is complete.
+    fn copy(&mut self, id: u64, len: u64, copies: &mut Copies) -> Option<Event> {
+        let receive = self.outstanding.get(&id)?;
         let ends = (receive.local, receive.buffer.memory.as_ptr().cast_const(), len);
-        // SAFETY: the receive is outstanding, so its buffer is valid by the contract of `post_recv`. The device has
-        // written `len` bytes, which are within both buffers.
-        while !unsafe { copies.begin(receive.region.location, None, ends, CopyTag::Receive { id }) } {
-            copies.launch();
+        loop {
+            // SAFETY: the receive is outstanding, so its buffer is valid by the contract of `post_recv`. The device has
+            // written `len` bytes, which are within both buffers.
+            match unsafe { copies.begin(receive.region.location, None, ends, CopyTag::Receive { id }) } {
+                CopyStart::Complete(result) => return self.on_copied(id, result),
+                CopyStart::UnderWay => return None,
+                CopyStart::NoRoom => copies.launch(),
+            }
         }
     }
 

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 
-use multirail_spi::staging::SlotRequest;
+use multirail_spi::staging::{SlotRequest, SlotRequestKind};
 use multirail_spi::{Access, Error, ErrorKind, Memory, MemoryRegion, RemoteKey, Result, WorkRequest};
 
 use crate::copies::MemoryLocation;
@@ -108,46 +108,64 @@ impl StagedRegions {
         self.tables().staged.get(&(lkey & !RemoteKey::STAGED)).cloned()
     }
 
-    /// Locks the regions, to check the pages of a slot.
-    pub(crate) fn lookup(&self) -> RegionLookup<'_> {
-        RegionLookup(self.tables())
-    }
-}
-
-/// The locked regions of a domain.
-pub(crate) struct RegionLookup<'a>(MutexGuard<'a, RegionTables>);
-
-impl RegionLookup<'_> {
-    /// Begins the access that a peer requests, if the region allows it. The offset of a staged region has the bit
-    /// [`RemoteKey::STAGED`].
-    pub(crate) fn begin_access(&self, request: &SlotRequest) -> Result<PeerAccess, ErrorKind> {
-        let is_staged = request.offset & RemoteKey::STAGED != 0;
-        let table = if is_staged { &self.0.staged } else { &self.0.registered };
-        let request = SlotRequest { offset: request.offset & !RemoteKey::STAGED, ..*request };
-        let region = Arc::clone(table.get(&request.key).ok_or(ErrorKind::RemoteAccess)?);
-        if !request.is_allowed(region.access, region.memory.len() as u64) {
+    /// Begins a peer's access to a region, if the region allows it.
+    pub(crate) fn begin_access(
+        &self,
+        name: RegionName,
+        kind: SlotRequestKind,
+    ) -> Result<PeerAccess, ErrorKind> {
+        let tables = self.tables();
+        let table = if name.is_staged { &tables.staged } else { &tables.registered };
+        let region = Arc::clone(table.get(&name.key).ok_or(ErrorKind::RemoteAccess)?);
+        drop(tables);
+        let len = region.memory.len() as u64;
+        // `PeerAccess::at` checks the ranges.
+        if !(SlotRequest { kind, key: name.key, offset: 0, len: 0 }).is_allowed(region.access, len) {
             return Err(ErrorKind::RemoteAccess);
         }
         // This method counts the copy before it reads `is_revoked`, and `revoke` sets `is_revoked` before it reads the
         // count. So at least one of the two sees the other.
         region.peer_copies.fetch_add(1, SeqCst);
-        let start = (region.start + request.offset) as *mut u8;
-        let access = PeerAccess { region, start };
+        let access = PeerAccess { region, len };
         if access.region.is_revoked.load(SeqCst) { Err(ErrorKind::Revoked) } else { Ok(access) }
     }
 }
 
-/// A peer's right to copy between a range of a region and a slot. The region's revocation waits until it is dropped.
-pub(crate) struct PeerAccess {
-    region: Arc<StagedRegion>,
-    /// The first byte of the range.
-    pub start: *mut u8,
+/// How a page names the region of the target.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct RegionName {
+    key: u64,
+    is_staged: bool,
 }
 
-// SAFETY: `start` is an address. The region keeps the bytes behind it valid, in whatever thread the value is.
-unsafe impl Send for PeerAccess {}
+impl RegionName {
+    /// The name in a page with this key and offset, and the offset in the region. The offset in a staged region has the bit
+    /// [`RemoteKey::STAGED`].
+    #[inline]
+    pub(crate) fn of(key: u64, offset: u64) -> (Self, u64) {
+        (Self { key, is_staged: offset & RemoteKey::STAGED != 0 }, offset & !RemoteKey::STAGED)
+    }
+}
+
+/// A peer's right to copy between a region and a slot. The region's revocation waits until it is dropped.
+pub(crate) struct PeerAccess {
+    region: Arc<StagedRegion>,
+    /// Bytes of the region.
+    len: u64,
+}
 
 impl PeerAccess {
+    /// The address of a range in the region.
+    ///
+    /// # Errors
+    /// `RemoteAccess` if the range is out of bounds.
+    #[inline]
+    pub(crate) fn at(&self, offset: u64, len: u64) -> Result<*mut u8, ErrorKind> {
+        let is_in_bounds = offset.checked_add(len).is_some_and(|end| end <= self.len);
+        if is_in_bounds { Ok((self.region.start + offset) as *mut u8) } else { Err(ErrorKind::RemoteAccess) }
+    }
+
+    #[inline]
     pub(crate) fn location(&self) -> MemoryLocation {
         self.region.location
     }
@@ -270,7 +288,9 @@ mod tests {
         assert!(regions.by_lkey(key.key).is_none(), "a peer's key is not an lkey");
         let begin = |kind, offset: u64, len| {
             let offset = offset | RemoteKey::STAGED;
-            regions.lookup().begin_access(&SlotRequest { kind, key: key.key, offset, len })
+            let (name, offset) = RegionName::of(key.key, offset);
+            let access = regions.begin_access(name, kind)?;
+            access.at(offset, len).map(|_| access)
         };
         let access = |kind, offset, len| begin(kind, offset, len).map(|_| ());
         assert_eq!(access(Write, 4000, 96), Ok(()));
@@ -278,8 +298,8 @@ mod tests {
             assert_eq!(access(kind, offset, len), Err(ErrorKind::RemoteAccess));
         }
         let under_way = begin(Write, 0, 1).unwrap_or_else(|why| panic!("{why:?}"));
-        let unstaged = SlotRequest { kind: Write, key: key.key, offset: 0, len: 1 };
-        assert_eq!(regions.lookup().begin_access(&unstaged).err(), Some(ErrorKind::RemoteAccess));
+        let (unstaged, _) = RegionName::of(key.key, 0);
+        assert_eq!(regions.begin_access(unstaged, Write).err(), Some(ErrorKind::RemoteAccess));
         assert!(staged.revoke().is_pending());
         assert_eq!(access(Write, 0, 1), Err(ErrorKind::Revoked));
         drop(under_way);

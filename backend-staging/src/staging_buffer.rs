@@ -12,7 +12,9 @@ use std::sync::{Arc, OnceLock};
 use cuda::{Device, PageLock, Reach};
 use multirail_spi::{Access, Domain, Error, ErrorKind, HostBuffer, Memory, MemoryRegion, RemoteKey, Result};
 
-use crate::page_table::{MAX_PAGES, PAGE_WORDS, Page, table_len};
+use crate::page_table::{MAX_PAGES, PageEntry, table_len};
+#[cfg(fuzzing)]
+use crate::page_table::{PAGE_WORDS, Page};
 use crate::wire::{NumberedRequest, REQUEST_WORDS, RESPONSE_WORDS, Response, WAKE_IMM, decode_response};
 
 /// The number of slots for each role. With 256 KiB per slot, 4 MiB are in transfer at a time. A network of 200 Gbps
@@ -193,18 +195,21 @@ impl StagingBuffer {
         fence(Ordering::Release);
     }
 
-    /// Stores a page of the table in a slot of this process as initiator.
-    pub(crate) fn set_page(&self, slot: usize, index: usize, page: Page) {
-        let table = content(INITIATOR_SLOTS, slot) + 8 * PAGE_WORDS * index.min(MAX_PAGES - 1);
-        for (index, word) in page.to_words().into_iter().enumerate() {
-            self.word(table + 8 * index).store(word, Ordering::Relaxed);
-        }
+    /// The page table in a slot of this process as initiator.
+    pub(crate) fn table_out(&self, slot: usize, pages: usize) -> &[PageEntry] {
+        self.table(content(INITIATOR_SLOTS, slot), pages)
     }
 
-    /// A page of the table that the peer has written into a slot of this process as target.
-    pub(crate) fn page(&self, slot: usize, index: usize) -> Page {
-        let table = content(TARGET_SLOTS, slot) + 8 * PAGE_WORDS * index.min(MAX_PAGES - 1);
-        Page::from_words(std::array::from_fn(|index| self.word(table + 8 * index).load(Ordering::Relaxed)))
+    /// The page table that the peer has written into a slot of this process as target.
+    pub(crate) fn table_in(&self, slot: usize, pages: usize) -> &[PageEntry] {
+        self.table(content(TARGET_SLOTS, slot), pages)
+    }
+
+    fn table(&self, offset: usize, pages: usize) -> &[PageEntry] {
+        assert!(pages <= MAX_PAGES && offset + size_of::<PageEntry>() * pages <= BUFFER_LEN);
+        let first = std::ptr::from_ref(self.word(offset)).cast();
+        // SAFETY: as in `word`, for all words of the table.
+        unsafe { std::slice::from_raw_parts(first, pages) }
     }
 
     /// The peer's latest slot request for a slot. `None` while it is incomplete, or if it has the sequence number

@@ -1,15 +1,21 @@
 //! The target of a connection: it serves the peer's slot requests.
+//!
+//! One pass over the pages of a slot request decodes each page, checks it, and copies it, if the processor copies. A run of
+//! pages with the same key shares one access to the region. What the target keeps of each page is whether it failed.
 
 use std::sync::Arc;
 
-use multirail_spi::staging::{SlotRequest, SlotRequestKind};
-use multirail_spi::{ErrorKind, Event, Status};
+use multirail_spi::staging::SlotRequestKind;
+use multirail_spi::{
+    ErrorKind, Event, Status,
+    copy::{self, CopyStrategy},
+};
 
 use crate::connection::{Connection, EndpointContext, Fence};
-use crate::copies::CopyTag;
+use crate::copies::{CopyStart, CopyTag, MemoryLocation};
 use crate::page_table::{MAX_PAGES, Page, PlacedPages, table_len};
-use crate::region::PeerAccess;
-use crate::staging_buffer::{SLOT_COUNT, SLOT_LEN};
+use crate::region::{PeerAccess, RegionName};
+use crate::staging_buffer::SLOT_COUNT;
 use crate::wire::{ImmSequence, NumberedRequest, SlotImm, SlotImmKind, encode_ask_again, encode_response};
 use crate::wr_id::{InternalWrId, WrRole};
 
@@ -27,12 +33,20 @@ struct TargetSlot {
     request: Option<NumberedRequest>,
     /// The sequence number of the slot request whose imm has come, since the last one was taken.
     announced: Option<ImmSequence>,
-    /// The pages of the request. A request without a page table has one.
-    pages: Vec<TargetPage>,
-    /// The number of pages whose copies have begun, or that need none.
+    /// The number of pages of the request. A request without a page table has one, a `Cancel` none.
+    pages: usize,
+    /// The pages that have failed, by their numbers. Usually there are none.
+    failures: Vec<(usize, ErrorKind)>,
+    /// The imms of the pages, by their numbers: reported once all pages have been copied.
+    imms: Vec<(usize, u32)>,
+    /// The copies of GPUs, in the order of their pages.
+    gpu_copies: Vec<GpuCopy>,
+    /// The number of copies of GPUs that have begun.
     begun: usize,
     /// The number of copies that are under way.
     copying: usize,
+    /// The offset in the slot behind the last page that has bytes to send.
+    data_end: u64,
     /// Whether the bytes of a read carry an imm, which stands for the response.
     announces_data: bool,
     /// Words of the response.
@@ -42,15 +56,20 @@ struct TargetSlot {
     must_send_again: bool,
 }
 
-/// A page of a slot request.
-struct TargetPage {
-    page: Page,
-    /// The offset of its bytes in the slot.
-    slot_offset: u64,
-    /// The right to access the region, from the check of the page until its copy has completed.
-    access: Option<PeerAccess>,
-    result: Result<(), ErrorKind>,
+/// A page that a GPU copies.
+struct GpuCopy {
+    page: usize,
+    /// The first byte in the slot.
+    bytes: *mut u8,
+    /// The first byte in the region.
+    region: *mut u8,
+    len: u64,
+    /// The right to access the region, until all copies have completed.
+    access: Arc<PeerAccess>,
 }
+
+// SAFETY: `bytes` and `region` are addresses. The connection keeps the slot, and `access` the region.
+unsafe impl Send for GpuCopy {}
 
 /// What a slot is busy with.
 #[derive(Default, Clone, Copy, PartialEq, Eq)]
@@ -83,7 +102,9 @@ impl SlotTarget {
             let slot = &self.slots[index];
             match slot.step {
                 TargetStep::Idle => self.poll_request(index, context),
-                TargetStep::Copying if slot.begun < slot.pages.len() => self.begin_copies(index, context),
+                TargetStep::Copying if slot.begun < slot.gpu_copies.len() => {
+                    self.begin_copies(index, context)
+                }
                 TargetStep::SendingData | TargetStep::SendingResponse if slot.must_send_again => {
                     self.send_again(index, context)
                 }
@@ -132,18 +153,17 @@ impl SlotTarget {
         });
         for slot in &mut self.slots {
             if slot.step == TargetStep::Copying {
-                for page in &mut slot.pages[slot.begun..] {
-                    (page.access, page.result) = (None, Err(ErrorKind::Io));
-                }
-                slot.begun = slot.pages.len();
+                let stopped = slot.gpu_copies.drain(slot.begun..);
+                slot.failures.extend(stopped.map(|copy| (copy.page, ErrorKind::Io)));
             }
             if slot.step != TargetStep::Copying || slot.copying == 0 {
+                slot.gpu_copies.clear();
                 (slot.step, slot.must_send_again) = (TargetStep::Idle, false);
             }
         }
     }
 
-    /// Continues with a slot of which one page has been copied.
+    /// Continues with a slot of which a GPU has copied one page.
     pub(crate) fn on_copied(
         &mut self,
         (index, page): (usize, usize),
@@ -152,9 +172,8 @@ impl SlotTarget {
     ) {
         let slot = &mut self.slots[index];
         slot.copying -= 1;
-        let page = &mut slot.pages[page];
-        (page.access, page.result) = (None, result);
-        if slot.copying == 0 && slot.begun == slot.pages.len() {
+        slot.failures.extend(result.err().map(|kind| (page, kind)));
+        if slot.copying == 0 && slot.begun == slot.gpu_copies.len() {
             self.finish_request(index, context);
         }
     }
@@ -162,16 +181,18 @@ impl SlotTarget {
     /// Continues with a slot whose bytes are in their regions (write) or in the slot (read), or which has no bytes:
     /// reports the imms, and responds. For a read, the response follows the bytes, or their imm stands for it.
     fn finish_request(&mut self, index: usize, context: &mut EndpointContext<'_>) {
-        let slot = &self.slots[index];
+        let slot = &mut self.slots[index];
+        slot.gpu_copies.clear();
         let Some(NumberedRequest { request, .. }) = slot.request else { return };
-        let has_data = slot.pages.iter().any(|page| page.result.is_ok() && page.page.len > 0);
-        if request.kind == SlotRequestKind::Read && has_data {
+        if request.kind == SlotRequestKind::Read && slot.data_end > 0 && slot.failures.len() < slot.pages {
             return self.send_data(index, context);
         }
-        if matches!(request.kind, SlotRequestKind::Write | SlotRequestKind::Imm) {
-            let arrived = slot.pages.iter().filter(|page| page.result.is_ok() && !page.page.is_skipped);
-            let imms = arrived.filter_map(|page| page.page.imm);
-            context.events.extend(imms.map(|imm| Event::Imm { peer: self.connection.peer, imm }));
+        for (page, imm) in slot.imms.drain(..) {
+            if request.kind != SlotRequestKind::Read
+                && !slot.failures.iter().any(|(failed, _)| *failed == page)
+            {
+                context.events.push_back(Event::Imm { peer: self.connection.peer, imm });
+            }
         }
         self.respond(index, context);
     }
@@ -214,81 +235,61 @@ impl SlotTarget {
             return;
         }
         *context.made_progress = true;
-        (slot.sequence, slot.request, slot.begun) = (numbered.sequence, Some(numbered), 0);
-        slot.announced = None;
-        slot.pages.clear();
+        (slot.sequence, slot.request, slot.announced) = (numbered.sequence, Some(numbered), None);
+        (slot.pages, slot.begun, slot.copying, slot.data_end) = (0, 0, 0, 0);
+        slot.failures.clear();
+        slot.imms.clear();
+        slot.gpu_copies.clear();
         match numbered.request.kind {
             SlotRequestKind::Cancel => return self.respond(index, context),
             SlotRequestKind::Imm => {
                 *context.needs_flush = true;
-                let page = Page { imm: numbered.imm, ..Page::default() };
-                slot.pages.push(TargetPage { page, slot_offset: 0, access: None, result: Ok(()) });
-                slot.begun = 1;
+                slot.pages = 1;
+                slot.imms.extend(numbered.imm.map(|imm| (0, imm)));
                 return self.finish_request(index, context);
             }
             SlotRequestKind::Write | SlotRequestKind::Read => {}
         }
-        self.take_pages(index, numbered);
-        self.check_pages(index, numbered.request.kind, context);
+        self.serve_pages(index, numbered, context);
         self.begin_copies(index, context);
     }
 
-    /// Reads the pages of a slot request, once: the peer may change its table at any time.
-    fn take_pages(&mut self, index: usize, numbered: NumberedRequest) {
+    /// Checks and copies the pages of a slot request. Reads each of them once: the peer may change its table at any time.
+    fn serve_pages(&mut self, index: usize, numbered: NumberedRequest, context: &EndpointContext<'_>) {
         let NumberedRequest { request, imm, pages, .. } = numbered;
         let slot = &mut self.slots[index];
+        let buffer = &self.connection.buffer;
+        let mut pass = PagePass { kind: request.kind, bytes: buffer.target_slot(index), region: None, slot };
         if pages == 0 {
             let page =
                 Page { key: request.key, offset: request.offset, len: request.len, imm, is_skipped: false };
-            let result = if page.len <= SLOT_LEN as u64 { Ok(()) } else { Err(ErrorKind::RemoteAccess) };
-            return slot.pages.push(TargetPage { page, slot_offset: 0, access: None, result });
+            return pass.serve(page, PlacedPages::without_table().place(page.len), context);
         }
         let count = usize::from(pages).min(MAX_PAGES);
         let mut places = PlacedPages::behind_table(count);
-        for number in 0..count {
-            let page = self.connection.buffer.page(index, number);
+        for entry in buffer.table_in(index, count) {
+            let page = Page::load(entry);
             let place = places.place(page.len).filter(|_| usize::from(pages) <= MAX_PAGES);
-            let (slot_offset, result) =
-                place.map_or((0, Err(ErrorKind::RemoteAccess)), |place| (place, Ok(())));
-            slot.pages.push(TargetPage { page, slot_offset, access: None, result });
+            pass.serve(page, place, context);
         }
     }
 
-    /// Asks the regions for access to each page.
-    fn check_pages(&mut self, index: usize, kind: SlotRequestKind, context: &mut EndpointContext<'_>) {
-        let regions = context.regions.lookup();
-        for page in self.slots[index].pages.iter_mut().filter(|page| page.result.is_ok()) {
-            let Page { key, offset, len, is_skipped, .. } = page.page;
-            if is_skipped {
-                continue;
-            }
-            match regions.begin_access(&SlotRequest { kind, key, offset, len }) {
-                Ok(access) => page.access = Some(access).filter(|_| len > 0),
-                Err(kind) => page.result = Err(kind),
-            }
-        }
-    }
-
-    /// Begins the copies between the slot and the regions, as far as there is room.
+    /// Begins the copies of GPUs between the slot and the regions, as far as there is room.
     fn begin_copies(&mut self, index: usize, context: &mut EndpointContext<'_>) {
         let slot = &mut self.slots[index];
         let Some(NumberedRequest { request, .. }) = slot.request else { return };
         slot.step = TargetStep::Copying;
         let (peer, buffer) = (self.connection.peer, &self.connection.buffer);
-        while let Some(TargetPage { page, slot_offset, access, .. }) = slot.pages.get(slot.begun) {
-            if let Some(access) = access {
-                let bytes = buffer.target_slot(index).wrapping_add(*slot_offset as usize);
-                let (to, from) = request.copy_ends(bytes, access.start);
-                let tag = CopyTag::Target { peer, slot: index, page: slot.begun };
-                // SAFETY: `access` keeps the region, whose range was checked, until the copy has completed; `len` bytes
-                // fit the slot, and the buffer stays until no copy is under way. The peer may write to the slot
-                // meanwhile: that corrupts only its own bytes.
-                if !unsafe {
-                    context.copies.begin(access.location(), Some(buffer), (to, from, page.len), tag)
-                } {
-                    return;
-                }
-                slot.copying += 1;
+        while let Some(GpuCopy { page, bytes, region, len, access }) = slot.gpu_copies.get(slot.begun) {
+            let (to, from) = request.copy_ends(*bytes, *region);
+            let tag = CopyTag::Target { peer, slot: index, page: *page };
+            // SAFETY: `access` keeps the region, whose range was checked, until the copy has completed; `len` bytes fit the
+            // slot, and the buffer stays until no copy is under way. The peer may write to the slot meanwhile: that
+            // corrupts only its own bytes.
+            match unsafe { context.copies.begin(access.location(), Some(buffer), (to, from, *len), tag) } {
+                CopyStart::Complete(result) => slot.failures.extend(result.err().map(|kind| (*page, kind))),
+                CopyStart::UnderWay => slot.copying += 1,
+                CopyStart::NoRoom => return,
             }
             slot.begun += 1;
         }
@@ -302,16 +303,15 @@ impl SlotTarget {
     fn send_data(&mut self, index: usize, context: &mut EndpointContext<'_>) {
         let Some(remote) = self.connection.remote_buffer() else { return };
         let slot = &mut self.slots[index];
-        let read = slot.pages.iter().filter(|page| page.result.is_ok());
-        let end = read.map(|page| page.slot_offset + page.page.len).max().unwrap_or_default();
+        let end = slot.data_end;
         let has_table = slot.request.is_some_and(|numbered| numbered.pages > 0);
-        let start = if has_table { table_len(slot.pages.len()).min(end) } else { 0 };
+        let start = if has_table { table_len(slot.pages).min(end) } else { 0 };
         let buffer = &self.connection.buffer;
         let id = InternalWrId { role: WrRole::TargetData, peer: self.connection.peer, slot: index };
         let local = buffer.target_slot(index).wrapping_add(start as usize);
         let to = remote.initiator_slot(index) + start;
         let mut internal = id.write(local, buffer.lkey(), end - start, to, remote.rkey);
-        slot.announces_data = remote.uses_imms && slot.pages.iter().all(|page| page.result.is_ok());
+        slot.announces_data = remote.uses_imms && slot.failures.is_empty();
         if slot.announces_data {
             internal.imm = Some(SlotImm::new(SlotImmKind::Data, index, slot.sequence).encode());
         }
@@ -321,7 +321,13 @@ impl SlotTarget {
 
     fn respond(&mut self, index: usize, context: &mut EndpointContext<'_>) {
         let slot = &mut self.slots[index];
-        let (words, sent) = encode_response(slot.sequence, slot.pages.iter().map(|page| page.result));
+        let mut results = [Ok(()); MAX_PAGES];
+        for (page, kind) in &slot.failures {
+            results[*page] = Err(*kind);
+        }
+        // Without a failure, one result stands for all.
+        let count = if slot.failures.is_empty() { slot.pages.min(1) } else { slot.pages };
+        let (words, sent) = encode_response(slot.sequence, results[..count].iter().copied());
         self.connection.buffer.set_response(index, &words[..sent]);
         slot.response_words = sent;
         self.send_response(index, context);
@@ -356,5 +362,69 @@ impl SlotTarget {
             TargetStep::SendingData => self.send_data(index, context),
             _ => self.send_response(index, context),
         }
+    }
+}
+
+/// One pass over the pages of a slot request.
+struct PagePass<'a> {
+    kind: SlotRequestKind,
+    /// The content of the slot.
+    bytes: *mut u8,
+    /// The region of the last page, and the right to access it.
+    region: Option<(RegionName, Result<Arc<PeerAccess>, ErrorKind>)>,
+    slot: &'a mut TargetSlot,
+}
+
+impl PagePass<'_> {
+    /// Checks the next page, which has this place in the slot. Copies it, or leaves the copy to the region's GPU.
+    #[inline]
+    fn serve(&mut self, page: Page, place: Option<u64>, context: &EndpointContext<'_>) {
+        let number = self.slot.pages;
+        self.slot.pages += 1;
+        if page.is_skipped {
+            return;
+        }
+        if let Err(kind) = self.copy(number, page, place, context) {
+            return self.slot.failures.push((number, kind));
+        }
+        if let Some(imm) = page.imm {
+            self.slot.imms.push((number, imm));
+        }
+    }
+
+    #[inline]
+    fn copy(
+        &mut self,
+        number: usize,
+        page: Page,
+        place: Option<u64>,
+        context: &EndpointContext<'_>,
+    ) -> Result<(), ErrorKind> {
+        let place = place.ok_or(ErrorKind::RemoteAccess)?;
+        let (name, offset) = RegionName::of(page.key, page.offset);
+        if self.region.as_ref().is_none_or(|(known, _)| *known != name) {
+            self.region = Some((name, context.regions.begin_access(name, self.kind).map(Arc::new)));
+        }
+        let Some((_, access)) = &self.region else { return Err(ErrorKind::RemoteAccess) };
+        let access = access.as_ref().map_err(|kind| *kind)?;
+        let region = access.at(offset, page.len)?;
+        if page.len == 0 {
+            return Ok(());
+        }
+        let bytes = self.bytes.wrapping_add(place as usize);
+        self.slot.data_end = place + page.len;
+        if access.location() == MemoryLocation::Host {
+            let (to, from) = match self.kind {
+                SlotRequestKind::Read => (bytes, region.cast_const()),
+                _ => (region, bytes.cast_const()),
+            };
+            // SAFETY: `access` keeps the region, whose range was checked; `len` bytes fit the slot. The peer may write to
+            // the slot meanwhile: that corrupts only its own bytes.
+            unsafe { copy::copy(CopyStrategy::Plain, to, from, page.len as usize) };
+        } else {
+            let access = Arc::clone(access);
+            self.slot.gpu_copies.push(GpuCopy { page: number, bytes, region, len: page.len, access });
+        }
+        Ok(())
     }
 }

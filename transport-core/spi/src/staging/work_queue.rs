@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use crate::{Event, Status, WorkRequest};
+use crate::{Event, PeerSlot, Status, WorkRequest};
 
 /// The staged work requests to one peer, in the order of posting. `T` is what the backend keeps with each of them.
 ///
@@ -129,6 +129,7 @@ impl<T: Default> StagedWorkQueue<T> {
     }
 
     /// Notes that a slot is no longer busy, and the result. Returns the work request, if it has not been removed.
+    #[inline]
     pub fn finish_slot(
         &mut self,
         content: &SlotContent,
@@ -170,7 +171,7 @@ impl<T: Default> StagedWorkQueue<T> {
     }
 
     /// Removes the work requests that have ended, in the order of their ends, and calls `each` with them.
-    pub fn remove_ended(&mut self, mut each: impl FnMut(&StagedWork<T>)) {
+    pub fn remove_ended(&mut self, mut each: impl FnMut(&mut StagedWork<T>)) {
         let Some(first) = self.queue.front().map(|work| work.number) else { return };
         for number in self.ended.drain(..) {
             let Some(work) = self.queue.get_mut(number.wrapping_sub(first) as usize) else { continue };
@@ -224,6 +225,12 @@ impl<T> StagedWork<T> {
         self.needs_empty_slot = false;
     }
 
+    /// The number of bytes that are not assigned to slots.
+    #[inline]
+    pub fn unassigned_bytes(&self) -> u64 {
+        self.posted.len - self.assigned
+    }
+
     /// The first failure.
     #[inline]
     pub fn failure(&self) -> Option<WorkFailure> {
@@ -249,12 +256,16 @@ impl<T> StagedWork<T> {
     /// The event that reports the end of the work request.
     pub fn event(&self) -> Event {
         let (id, peer) = (self.posted.id, self.posted.peer);
-        match self.failure {
-            None => Event::Done { first: id, count: 1 },
-            Some(WorkFailure { status, is_unconfirmed: false }) => Event::Failed { id, status },
-            Some(WorkFailure { status, is_unconfirmed: true }) => {
-                Event::FailedUnconfirmed { id, peer, status }
-            }
+        self.failure.map_or(Event::Done { first: id, count: 1 }, |failure| failure.event(id, peer))
+    }
+}
+
+impl WorkFailure {
+    /// The event that reports the failure of the work request with this ID.
+    pub fn event(self, id: u64, peer: PeerSlot) -> Event {
+        match self {
+            Self { status, is_unconfirmed: false } => Event::Failed { id, status },
+            Self { status, is_unconfirmed: true } => Event::FailedUnconfirmed { id, peer, status },
         }
     }
 }
@@ -270,7 +281,7 @@ impl From<Status> for WorkFailure {
 mod tests {
     use super::*;
     use crate::copy::CopyStrategy;
-    use crate::{ErrorKind, PeerSlot, WorkKind};
+    use crate::{ErrorKind, WorkKind};
 
     fn write(id: u64, len: u64) -> WorkRequest {
         WorkRequest {
