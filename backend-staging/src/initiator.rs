@@ -479,6 +479,9 @@ impl SlotInitiator {
             };
             if location == MemoryLocation::Host && slot.page_failures.is_empty() && slot.begun == pages.start
             {
+                if !context.copies.take_room(segment.content.len) {
+                    return false;
+                }
                 for piece in pieces {
                     let (to, from) = ends(place, piece.local);
                     // SAFETY: as below.

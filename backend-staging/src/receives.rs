@@ -102,7 +102,10 @@ impl StagedReceives {
             match unsafe { copies.begin(receive.region.location, None, ends, CopyTag::Receive { id }) } {
                 CopyStart::Complete(result) => return self.on_copied(id, result),
                 CopyStart::UnderWay => return None,
-                CopyStart::NoRoom => copies.launch(),
+                CopyStart::NoRoom => {
+                    copies.make_room();
+                    copies.launch();
+                }
             }
         }
     }

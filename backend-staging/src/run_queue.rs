@@ -154,7 +154,10 @@ impl RunQueue {
     pub(crate) fn fail(&mut self, segment: &mut Segment, failure: WorkFailure) {
         self.may_have_ended = true;
         match self.entries.get_mut(segment.content.work) {
-            Some(work) if work.extra.is_pages() => _ = segment.failure.get_or_insert(failure),
+            // The first failure counts.
+            Some(work) if work.extra.is_pages() => {
+                segment.failure.get_or_insert(work.failure().unwrap_or(failure));
+            }
             Some(work) => work.fail(failure),
             None => {}
         }

@@ -15,7 +15,7 @@ use crate::connection::{Connection, EndpointContext, Fence};
 use crate::copies::{CopyStart, CopyTag, MemoryLocation};
 use crate::page_table::{MAX_PAGES, Page, PlacedPages, table_len};
 use crate::region::{PeerAccess, RegionName};
-use crate::staging_buffer::SLOT_COUNT;
+use crate::staging_buffer::{SLOT_COUNT, SLOT_LEN};
 use crate::wire::{ImmSequence, NumberedRequest, SlotImm, SlotImmKind, encode_ask_again, encode_response};
 use crate::wr_id::{InternalWrId, WrRole};
 
@@ -232,6 +232,9 @@ impl SlotTarget {
         let request = self.connection.buffer.request_in(index, slot.sequence);
         let Some(numbered) = request.filter(|request| request.sequence != slot.sequence) else { return };
         if numbered.carries_bytes && slot.announced != Some(ImmSequence::of(numbered.sequence)) {
+            return;
+        }
+        if !context.copies.take_room(numbered.request.len.min(SLOT_LEN as u64)) {
             return;
         }
         *context.made_progress = true;
