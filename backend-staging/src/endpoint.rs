@@ -13,7 +13,7 @@ use crate::connection::{Connection, EndpointContext};
 use crate::copies::{Copies, CopyTag};
 use crate::domain::DomainState;
 use crate::initiator::{MAX_COALESCED, SlotInitiator};
-use crate::page_table::small_prefix;
+use crate::page_table::alike;
 use crate::receives::StagedReceives;
 use crate::staging_buffer::SLOT_COUNT;
 use crate::target::SlotTarget;
@@ -402,13 +402,17 @@ impl StagedEndpoint {
         if !state.connection.uses_imms() {
             return false;
         }
-        // A wake imm tells nothing: the same poll reads the peer's requests and responses from the staging buffer.
-        if let Some(imm) = SlotImm::decode(imm) {
-            self.with_peer(peer, |initiator, target, context| match imm.kind {
+        self.with_peer(peer, |initiator, target, context| {
+            let Some(imm) = SlotImm::decode(imm) else {
+                // The same poll reads the peer's slot requests and responses from the staging buffer.
+                initiator.on_wake();
+                return target.on_wake();
+            };
+            match imm.kind {
                 SlotImmKind::Request => target.on_announced(imm),
                 SlotImmKind::Data => initiator.on_data_arrived(imm, context),
-            });
-        }
+            }
+        });
         true
     }
 
@@ -471,10 +475,11 @@ impl StagedEndpoint {
         let mut accepted = 0;
         while accepted < pieces.len() {
             let rest = &pieces[accepted..];
-            let (small, bytes) = small_prefix(rest, MAX_COALESCED);
+            let small = alike(rest, MAX_COALESCED);
             let (part, result) = if small > 0 {
-                let pages = (&rest[..small], bytes);
-                (small, self.stage(&run, |initiator| initiator.push_pages(&run, pages, None, region)))
+                let push =
+                    |initiator: &mut SlotInitiator| initiator.push_pages(&run, &rest[..small], None, region);
+                (small, self.stage(&run, push))
             } else {
                 let is_small = |piece: &Piece| (1..=MAX_COALESCED).contains(&piece.len);
                 let large = rest.iter().position(is_small).unwrap_or(rest.len());

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use multirail_spi::{Access, ErrorKind, HostBuffer, Memory, MemoryRegion, Status};
 
 use crate::both_sides::Side;
-use crate::page_table::Page;
+use crate::page_table::{GROUP_WORDS, PageGroup};
 use crate::staging_buffer::SLOT_COUNT;
 use crate::wire::{NumberedRequest, SlotImm, SlotImmKind};
 
@@ -48,12 +48,16 @@ pub fn slots(bytes: &[u8]) {
                 ];
                 buffer.receive_request(slot, NumberedRequest::seal(words));
             }
-            // A page of a table.
+            // A group of a table, and the offset of a page.
             1 => {
                 let (len, offset) = (value >> 16 & 0x3_ffff, 1 << 63 | value >> 34 & 0x3fff);
-                let imm = (value & 4 != 0).then_some(1);
-                let page = Page { key: key_of(value), offset, len, imm, is_skipped: value & 8 != 0 };
-                buffer.receive_page(slot, at, page);
+                let (imm, is_skipped) = ((value & 4 != 0).then_some(1), value & 8 != 0);
+                let pages = (value >> 48 & 0xff) as u32;
+                let is_staged = value & 16 == 0;
+                let group = PageGroup { pages, key: key_of(value), is_staged, len, imm, is_skipped };
+                for (index, word) in group.to_words().into_iter().chain([offset]).enumerate() {
+                    buffer.receive_word(slot, (GROUP_WORDS + 1) * at + index, word);
+                }
             }
             // Any word of the page table.
             2 => buffer.receive_word(slot, at, value),

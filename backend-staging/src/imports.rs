@@ -6,11 +6,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use multirail_spi::{Paths, PeerSlot, RemoteKey, RemoteMemory};
 
 use crate::initiator::MAX_COALESCED;
+use crate::key_hash::KeyHash;
 
 /// All imports of a domain over connections that coalesce, by the peer and the rkey of their requests. Several imports
 /// have the same rkey if the peer's region was imported several times, or if the peer's device has used a key again.
 #[derive(Default)]
-pub(crate) struct CoalescedImports(Mutex<HashMap<(PeerSlot, u64), Vec<ImportedRange>>>);
+pub(crate) struct CoalescedImports(Mutex<ImportMap>);
+
+/// Imports by the peer and the rkey of their requests.
+type ImportMap = HashMap<(PeerSlot, u64), Vec<ImportedRange>, KeyHash>;
 
 /// The range of an imported region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,7 +44,7 @@ impl CoalescedImports {
         Some(SlotAddress { key: range.key, base: range.base })
     }
 
-    fn locked(&self) -> MutexGuard<'_, HashMap<(PeerSlot, u64), Vec<ImportedRange>>> {
+    fn locked(&self) -> MutexGuard<'_, ImportMap> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

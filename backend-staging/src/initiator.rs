@@ -34,6 +34,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use multirail_spi::staging::{SlotRequest, SlotRequestKind, StagedWork, WorkFailure};
 use multirail_spi::{
@@ -41,11 +42,11 @@ use multirail_spi::{
     copy::{self, CopyStrategy},
 };
 
-use crate::connection::{Connection, EndpointContext};
+use crate::connection::{Attention, Connection, EndpointContext};
 use crate::copies::{CopyStart, CopyTag, MemoryLocation};
 use crate::imports::SlotAddress;
 use crate::initiator_slot::{InitiatorSlot, InitiatorStep};
-use crate::page_table::{self, Page, table_len};
+use crate::page_table::{self, GROUP_WORDS, PageGroup, SKIPPED, table_len};
 use crate::region::StagedRegion;
 use crate::run_queue::{RunQueue, Segment, StagedRun, WorkEnds};
 use crate::staging_buffer::{SLOT_BYTES, SLOT_COUNT, StagingBuffer};
@@ -62,6 +63,8 @@ pub(crate) const MAX_COALESCED: u64 = 32 << 10;
 pub(crate) struct SlotInitiator {
     connection: Arc<Connection>,
     queue: RunQueue,
+    /// Whether to look for responses.
+    attention: Attention,
     /// Whether the peer has fenced its end since the queue was empty: it responds to nothing of the queue any more.
     is_peer_fenced: bool,
     /// The numbers of work requests whose bytes have arrived by several slots, and whose imm needs a slot of its own
@@ -79,6 +82,7 @@ impl SlotInitiator {
         Self {
             connection,
             queue: RunQueue::default(),
+            attention: Attention::default(),
             is_peer_fenced: false,
             due_imms: VecDeque::new(),
             slots: (0..SLOT_COUNT).map(|_| InitiatorSlot::default()).collect(),
@@ -107,42 +111,40 @@ impl SlotInitiator {
         let max_packed = if run.kind == WorkKind::Send { 0 } else { max_packed };
         let mut taken = 0;
         while taken < pieces.len() {
-            let (count, bytes) = page_table::small_prefix(&pieces[taken..], max_packed);
+            let rest = &pieces[taken..];
             let run = WorkRequest { id: run.id + taken as u64, ..*run };
-            if count > 0 {
-                let pages = &pieces[taken..taken + count];
-                let pushed = self.push_pages(&run, (pages, bytes), local, through_slot);
-                taken += pushed;
-                if pushed < count {
-                    break;
+            let alike = page_table::alike(rest, max_packed);
+            let pushed = match alike {
+                0 if self.queue.has_room(run.kind) => {
+                    let through_slot = through_slot.filter(|_| rest[0].len <= max_through_slot);
+                    let ends = self.ends(&run, local, through_slot);
+                    self.is_peer_fenced &= !self.queue.is_empty();
+                    self.queue.push(&run.with_piece(0, &rest[0]), ends);
+                    1
                 }
-            } else {
-                if !self.queue.has_room(run.kind) {
-                    break;
-                }
-                let piece = &pieces[taken];
-                let through_slot = through_slot.filter(|_| piece.len <= max_through_slot);
-                let ends = self.ends(&run, local, through_slot);
-                self.is_peer_fenced &= !self.queue.is_empty();
-                self.queue.push(&run.with_piece(0, piece), ends);
-                taken += 1;
+                0 => 0,
+                _ => self.push_pages(&run, &rest[..alike], local, through_slot),
+            };
+            taken += pushed;
+            if pushed < alike.max(1) {
+                break;
             }
         }
         taken
     }
 
-    /// Queues pieces of a run that share slots, as far as there is room, and returns how many. `run` has the ID of the first
-    /// piece. The pieces come with the number of their bytes.
+    /// Queues pieces of a run that share slots, as far as there is room, and returns how many. All have the same number of
+    /// bytes. `run` has the ID of the first piece.
     pub(crate) fn push_pages(
         &mut self,
         run: &WorkRequest,
-        (pieces, bytes): (&[Piece], u64),
+        pieces: &[Piece],
         local: Option<&Arc<StagedRegion>>,
         through_slot: Option<SlotAddress>,
     ) -> usize {
         let ends = self.ends(run, local, through_slot);
         self.is_peer_fenced &= !self.queue.is_empty();
-        self.queue.push_pages(run, pieces, bytes, ends)
+        self.queue.push_pages(run, pieces, ends)
     }
 
     fn ends(
@@ -164,8 +166,10 @@ impl SlotInitiator {
                 self.begin_copies(index, context);
             }
         }
-        for index in 0..SLOT_COUNT {
-            self.poll_response(index, context);
+        if self.attention.take(&self.connection) {
+            for index in 0..SLOT_COUNT {
+                self.poll_response(index, context);
+            }
         }
         self.assign_slots(more_may_follow, context);
         self.queue.report_ended(context.events);
@@ -184,6 +188,11 @@ impl SlotInitiator {
             slot.fail_page(page, staging_status(kind).into());
         }
         self.finish_copies(index, context);
+    }
+
+    /// Notes that the peer may have written a response.
+    pub(crate) fn on_wake(&mut self) {
+        self.attention.call();
     }
 
     /// Continues with the slot of a read whose bytes have arrived, unless the imm belongs to an earlier slot request.
@@ -258,6 +267,7 @@ impl SlotInitiator {
     /// twice. The initiator can repeat it, because the target ignores a slot request that it has served already. If the
     /// peer has died, another event reports that.
     fn on_slot_request_failed(&mut self, index: usize, failure: WorkFailure) {
+        self.attention.call();
         let slot = &mut self.slots[index];
         (slot.is_write_posted, slot.may_have_arrived, slot.must_repeat) = (false, true, true);
         let status = failure.status;
@@ -482,11 +492,25 @@ impl SlotInitiator {
                 if !context.copies.take_room(segment.content.len) {
                     return false;
                 }
-                for piece in pieces {
-                    let (to, from) = ends(place, piece.local);
-                    // SAFETY: as below.
-                    unsafe { copy::copy(CopyStrategy::Plain, to, from, piece.len as usize) };
-                    place = place.wrapping_add(piece.len as usize);
+                let len = pieces[0].len as usize;
+                let places = (0..).map(|number| place.wrapping_add(number * len));
+                // SAFETY: as below.
+                unsafe {
+                    match is_copied_in {
+                        true => copy::copy_each(
+                            CopyStrategy::Plain,
+                            places.zip(pieces.iter().map(|piece| piece.local.cast_const())),
+                            len,
+                        ),
+                        false => copy::copy_each(
+                            CopyStrategy::Plain,
+                            pieces
+                                .iter()
+                                .map(|piece| piece.local)
+                                .zip(places.map(|place| place.cast_const())),
+                            len,
+                        ),
+                    }
                 }
                 slot.begun = pages.end;
                 continue;
@@ -563,11 +587,14 @@ impl SlotInitiator {
         };
         let Self { slots, queue, connection, .. } = self;
         let slot = &slots[index];
-        let table = connection.buffer.table_out(index, slot.pages);
-        let (mut next, mut is_read) = (0, false);
+        let words = slot.table_words();
+        let (mut table, mut next) = (connection.buffer.table_out(index, words), 0);
+        let mut is_read = false;
         for segment in &slot.segments {
-            let entries = &table[next..next + segment.pieces.len()];
-            next += segment.pieces.len();
+            let pages = next..next + segment.pieces.len();
+            next = pages.end;
+            let (group, rest) = table.split_at(segment.table_words());
+            table = rest;
             let Some(work) = queue.of(segment) else { continue };
             let WorkRequest { kind, imm, .. } = work.posted;
             is_read = kind == WorkKind::Read;
@@ -575,16 +602,20 @@ impl SlotInitiator {
             let SlotAddress { key, base } = work.extra.ends.address();
             let mut whole = None;
             let pieces = work.extra.pages(&work.posted, segment, &mut whole);
-            for (entry, piece) in entries.iter().zip(pieces) {
-                let offset = piece.remote.wrapping_sub(base);
-                Page { key, offset, len: piece.len, imm, is_skipped }.store(entry);
+            let Piece { remote, len, .. } = pieces[0];
+            let is_staged = remote.wrapping_sub(base) & RemoteKey::STAGED != 0;
+            let count = pieces.len() as u32;
+            PageGroup { pages: count, key, is_staged, len, imm, is_skipped }.store(group);
+            let offsets = &group[GROUP_WORDS..];
+            for (offset, piece) in offsets.iter().zip(pieces) {
+                offset.store(piece.remote.wrapping_sub(base), Ordering::Relaxed);
+            }
+            for (page, _) in slot.page_failures.iter().filter(|(page, _)| pages.contains(page)) {
+                offsets[page - pages.start].store(SKIPPED, Ordering::Relaxed);
             }
         }
-        for (page, _) in &slot.page_failures {
-            Page::skip(&table[*page]);
-        }
         // A read transfers the table alone.
-        let len = table_len(slot.pages) + if is_read { 0 } else { slot.bytes() };
+        let len = table_len(words) + if is_read { 0 } else { slot.bytes() };
         if remote.uses_imms {
             return self.begin_slot_request(index, len, context);
         }
@@ -648,7 +679,8 @@ impl SlotInitiator {
         let is_read = work.posted.kind == WorkKind::Read;
         let kind = if is_read { SlotRequestKind::Read } else { SlotRequestKind::Write };
         if count > 1 {
-            let request = SlotRequest { len: bytes, ..without_region(kind) };
+            let offset = self.slots[index].table_words() as u64;
+            let request = SlotRequest { offset, len: bytes, ..without_region(kind) };
             return NumberedRequest { sequence, request, imm: None, pages: count as u16, carries_bytes };
         }
         let request = if work.extra.ends.through_slot.is_some() {

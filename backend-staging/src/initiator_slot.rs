@@ -62,7 +62,12 @@ impl InitiatorSlot {
     /// The offset in the slot of the first page.
     #[inline]
     pub(crate) fn first_offset(&self) -> u64 {
-        if self.has_table() { table_len(self.pages) } else { 0 }
+        if self.has_table() { table_len(self.table_words()) } else { 0 }
+    }
+
+    /// Words of the page table.
+    pub(crate) fn table_words(&self) -> usize {
+        self.segments.iter().map(Segment::table_words).sum()
     }
 
     /// Bytes of all pages.

@@ -26,7 +26,8 @@
 //! - `staging_buffer`: the memory layout of a staging buffer; `wire`: the slot requests and responses that two
 //!   processes write into each other's buffer; `offer`: how they tell each other about their buffers.
 //! - `run_queue`: the work requests of an initiator, as runs of pages; `initiator_slot`: a slot of its own.
-//! - `page_table`: the pages of a slot; `imports`: the peers' regions that coalesced requests address.
+//! - `page_table`: the pages of a slot; `imports`: the peers' regions that coalesced requests address; `key_hash`: how
+//!   tables of regions hash keys.
 //! - `copies`: copies between slots and regions, by the processor or by GPUs.
 //! - `connection`: the connections of a domain, and the parts of the endpoint that an initiator or a target uses.
 //! - `endpoint`: posts unstaged work requests to the inner endpoint, and passes staged ones to `initiator`; `target`
@@ -57,6 +58,7 @@ mod imports;
 #[allow(unsafe_code, reason = "starts copies from and to regions")]
 mod initiator;
 mod initiator_slot;
+mod key_hash;
 mod offer;
 mod page_table;
 #[allow(unsafe_code, reason = "registers memory for messages, and copies from it")]

@@ -25,7 +25,7 @@ struct Appendix {
     slot_len: u32,
 }
 
-const VERSION: u8 = 4;
+const VERSION: u8 = 5;
 /// The last bytes of an offer with an appendix. The two bytes before them are the length of the appendix.
 const MARK: [u8; 8] = *b"mrstaged";
 

@@ -1,7 +1,6 @@
 //! The staged regions of this process, and the peers' copies that are under way in them.
 
 use std::collections::HashMap;
-use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
@@ -10,6 +9,7 @@ use multirail_spi::staging::{SlotRequest, SlotRequestKind};
 use multirail_spi::{Access, Error, ErrorKind, Memory, MemoryRegion, RemoteKey, Result, WorkRequest};
 
 use crate::copies::MemoryLocation;
+use crate::key_hash::KeyHash;
 
 /// All regions of a domain that peers reach through slots: staged ones, by key, and those that the inner device
 /// registered, by the inner device's key.
@@ -22,29 +22,8 @@ pub(crate) struct RegionTables {
     registered: RegionMap,
 }
 
-/// Regions by key. Each page of a slot looks its region up, and with the standard library's hash function that took a
-/// fifth of the target's instructions. Its protection is not needed: only this process adds keys.
-type RegionMap = HashMap<u64, Arc<StagedRegion>, BuildHasherDefault<KeyHasher>>;
-
-/// A hash function for keys of regions: the product with an odd constant (Fibonacci hashing), whose upper and lower
-/// halves are mixed, because the table uses bits of both.
-#[derive(Default)]
-struct KeyHasher(u64);
-
-impl Hasher for KeyHasher {
-    fn write_u64(&mut self, key: u64) {
-        let product = key.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        self.0 = product ^ (product >> 32);
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        bytes.iter().for_each(|byte| self.write_u64(self.0 ^ u64::from(*byte)));
-    }
-
-    fn finish(&self) -> u64 {
-        self.0
-    }
-}
+/// Regions by key.
+type RegionMap = HashMap<u64, Arc<StagedRegion>, KeyHash>;
 
 /// One region that peers reach through slots. It lives until the last copy from or to it has ended.
 pub(crate) struct StagedRegion {
@@ -119,55 +98,68 @@ impl StagedRegions {
         let region = Arc::clone(table.get(&name.key).ok_or(ErrorKind::RemoteAccess)?);
         drop(tables);
         let len = region.memory.len() as u64;
-        // `PeerAccess::at` checks the ranges.
+        // `PageRange::at` checks the offsets.
         if !(SlotRequest { kind, key: name.key, offset: 0, len: 0 }).is_allowed(region.access, len) {
             return Err(ErrorKind::RemoteAccess);
         }
         // This method counts the copy before it reads `is_revoked`, and `revoke` sets `is_revoked` before it reads the
         // count. So at least one of the two sees the other.
         region.peer_copies.fetch_add(1, SeqCst);
-        let access = PeerAccess { region, len };
+        let access = PeerAccess { name, region };
         if access.region.is_revoked.load(SeqCst) { Err(ErrorKind::Revoked) } else { Ok(access) }
     }
 }
 
-/// How a page names the region of the target.
+/// How a peer names a region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RegionName {
-    key: u64,
-    is_staged: bool,
-}
-
-impl RegionName {
-    /// The name in a page with this key and offset, and the offset in the region. The offset in a staged region has the bit
-    /// [`RemoteKey::STAGED`].
-    #[inline]
-    pub(crate) fn of(key: u64, offset: u64) -> (Self, u64) {
-        (Self { key, is_staged: offset & RemoteKey::STAGED != 0 }, offset & !RemoteKey::STAGED)
-    }
+    pub key: u64,
+    /// Whether the region is staged: then offsets have the bit [`RemoteKey::STAGED`].
+    pub is_staged: bool,
 }
 
 /// A peer's right to copy between a region and a slot. The region's revocation waits until it is dropped.
 pub(crate) struct PeerAccess {
+    name: RegionName,
     region: Arc<StagedRegion>,
-    /// Bytes of the region.
-    len: u64,
+}
+
+/// Where ranges of a certain length may be in a region.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct PageRange {
+    pub location: MemoryLocation,
+    /// The address of the region's first byte.
+    start: u64,
+    /// What the peer calls the offset of that byte.
+    base: u64,
+    /// The greatest offset from it.
+    last: u64,
 }
 
 impl PeerAccess {
-    /// The address of a range in the region.
-    ///
-    /// # Errors
-    /// `RemoteAccess` if the range is out of bounds.
     #[inline]
-    pub(crate) fn at(&self, offset: u64, len: u64) -> Result<*mut u8, ErrorKind> {
-        let is_in_bounds = offset.checked_add(len).is_some_and(|end| end <= self.len);
-        if is_in_bounds { Ok((self.region.start + offset) as *mut u8) } else { Err(ErrorKind::RemoteAccess) }
+    pub(crate) fn name(&self) -> RegionName {
+        self.name
     }
 
+    /// Where ranges of `len` bytes may be.
+    ///
+    /// # Errors
+    /// `RemoteAccess` if the region is shorter.
+    pub(crate) fn range_of(&self, len: u64) -> Result<PageRange, ErrorKind> {
+        let StagedRegion { start, location, memory, .. } = &*self.region;
+        let last = (memory.len() as u64).checked_sub(len).ok_or(ErrorKind::RemoteAccess)?;
+        let base = if self.name.is_staged { RemoteKey::STAGED } else { 0 };
+        Ok(PageRange { location: *location, start: *start, base, last })
+    }
+}
+
+impl PageRange {
+    /// The address of the range at an offset. `None` if the range is out of bounds.
     #[inline]
-    pub(crate) fn location(&self) -> MemoryLocation {
-        self.region.location
+    pub(crate) fn at(&self, offset: u64) -> Option<*mut u8> {
+        let offset = offset.wrapping_sub(self.base);
+        (offset <= self.last).then(|| (self.start + offset) as *mut u8)
     }
 }
 
@@ -288,9 +280,13 @@ mod tests {
         assert!(regions.by_lkey(key.key).is_none(), "a peer's key is not an lkey");
         let begin = |kind, offset: u64, len| {
             let offset = offset | RemoteKey::STAGED;
-            let (name, offset) = RegionName::of(key.key, offset);
-            let access = regions.begin_access(name, kind)?;
-            access.at(offset, len).map(|_| access)
+            let access = regions.begin_access(RegionName { key: key.key, is_staged: true }, kind)?;
+            let range = access.range_of(len)?;
+            assert!(
+                range.at(offset & !RemoteKey::STAGED).is_none(),
+                "an offset in a region that is not staged"
+            );
+            range.at(offset).map(|_| access).ok_or(ErrorKind::RemoteAccess)
         };
         let access = |kind, offset, len| begin(kind, offset, len).map(|_| ());
         assert_eq!(access(Write, 4000, 96), Ok(()));
@@ -298,7 +294,7 @@ mod tests {
             assert_eq!(access(kind, offset, len), Err(ErrorKind::RemoteAccess));
         }
         let under_way = begin(Write, 0, 1).unwrap_or_else(|why| panic!("{why:?}"));
-        let (unstaged, _) = RegionName::of(key.key, 0);
+        let unstaged = RegionName { key: key.key, is_staged: false };
         assert_eq!(regions.begin_access(unstaged, Write).err(), Some(ErrorKind::RemoteAccess));
         assert!(staged.revoke().is_pending());
         assert_eq!(access(Write, 0, 1), Err(ErrorKind::Revoked));

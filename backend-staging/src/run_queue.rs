@@ -9,7 +9,7 @@ use multirail_spi::staging::{SlotContent, StagedWork, StagedWorkQueue, WorkFailu
 use multirail_spi::{Event, Piece, WorkKind, WorkRequest};
 
 use crate::imports::SlotAddress;
-use crate::page_table::{self, MAX_PAGES};
+use crate::page_table::{self, GROUP_WORDS, MAX_PAGES};
 use crate::region::StagedRegion;
 use crate::staging_buffer::{SLOT_BYTES, SLOT_COUNT};
 
@@ -40,9 +40,11 @@ pub(crate) struct RunQueue {
 pub(crate) struct StagedRun {
     /// How the bytes get from and to the regions of both ends.
     pub ends: WorkEnds,
-    /// The small pieces of a run: each is a work request, whose ID counts up from that of the entry, and has its place in
-    /// one slot. Empty for an entry that is one work request, whose bytes may take several slots.
+    /// The pages of a run: each is a work request, whose ID counts up from that of the entry, and has its place in one slot.
+    /// Empty for an entry that is one work request, whose bytes may take several slots.
     pieces: Vec<Piece>,
+    /// The number of bytes of each page.
+    page_len: u64,
     /// The number of pieces that have been assigned to slots.
     assigned: usize,
 }
@@ -101,41 +103,34 @@ impl RunQueue {
         self.entries.push(work, StagedRun { ends, ..StagedRun::default() }, needs_empty_slot);
     }
 
-    /// Adds the first pieces of a run that share slots, as far as there is room. Returns how many these are. `bytes` are
-    /// those of all `pieces`.
-    pub(crate) fn push_pages(
-        &mut self,
-        run: &WorkRequest,
-        mut pieces: &[Piece],
-        mut bytes: u64,
-        ends: WorkEnds,
-    ) -> usize {
+    /// Adds pieces of a run that share slots, as far as there is room. Returns how many these are. All `pieces` have the same
+    /// number of bytes.
+    pub(crate) fn push_pages(&mut self, run: &WorkRequest, mut pieces: &[Piece], ends: WorkEnds) -> usize {
+        let page_len = pieces[0].len;
+        let mut bytes = page_len * pieces.len() as u64;
         if self.requests + pieces.len() > MAX_QUEUED || self.bytes + bytes > MAX_QUEUED_BYTES {
-            let (count, fitting) = self.fitting(pieces);
-            if count == 0 {
+            pieces = &pieces[..self.room_for_pages(page_len).min(pieces.len())];
+            bytes = page_len * pieces.len() as u64;
+            if pieces.is_empty() {
                 return 0;
             }
-            (pieces, bytes) = (&pieces[..count], fitting);
         }
         let mut list = self.spare.pop().unwrap_or_default();
         list.extend_from_slice(pieces);
         self.requests += pieces.len();
         self.bytes += bytes;
         let posted = WorkRequest { len: bytes, ..*run };
-        self.entries.push(&posted, StagedRun { ends, pieces: list, assigned: 0 }, false);
+        self.entries.push(&posted, StagedRun { ends, pieces: list, page_len, assigned: 0 }, false);
         pieces.len()
     }
 
-    /// The first pieces for which there is room: how many, and their bytes.
+    /// How many more pages of this length the queue has room for.
     #[cold]
-    fn fitting(&self, pieces: &[Piece]) -> (usize, u64) {
-        let (mut count, mut bytes) = (0, 0);
-        while let Some(piece) = pieces.get(count)
-            && Self::has_room_beside(self.requests + count, self.bytes + bytes)
-        {
-            (count, bytes) = (count + 1, bytes + piece.len);
-        }
-        (count, bytes)
+    fn room_for_pages(&self, page_len: u64) -> usize {
+        let has_room = |count: &usize| {
+            Self::has_room_beside(self.requests + count, self.bytes + page_len * *count as u64)
+        };
+        (0..MAX_QUEUED).take_while(has_room).count()
     }
 
     /// The entry of a segment.
@@ -190,15 +185,15 @@ impl RunQueue {
             if work.posted.kind != kind {
                 break;
             }
-            let (count, more) = page_table::fitting(
-                work.extra.unassigned(),
-                work.unassigned_bytes(),
-                (MAX_PAGES - pages, SLOT_BYTES as u64 - bytes),
-            );
+            let StagedRun { page_len, assigned: first, .. } = work.extra;
+            // Zero if the entry is no run of pages.
+            let left = work.extra.unassigned().len().min(MAX_PAGES - pages);
+            let count =
+                left.min((SLOT_BYTES as u64 - bytes).checked_div(page_len).unwrap_or_default() as usize);
             if count == 0 {
                 break;
             }
-            let first = work.extra.assigned;
+            let more = page_len * count as u64;
             work.extra.assigned += count;
             segments.push(Segment {
                 content: work.assign(more),
@@ -259,9 +254,9 @@ impl RunQueue {
         entries.remove_ended(|work| {
             if work.extra.is_pages() {
                 // Their segments have reported the assigned pages.
-                for (index, piece) in work.extra.pieces.iter().enumerate().skip(work.extra.assigned) {
+                for index in work.extra.assigned..work.extra.pieces.len() {
                     *requests -= 1;
-                    *bytes -= piece.len;
+                    *bytes -= work.extra.page_len;
                     events.push_back(page_event(work.failure(), work.posted.id + index as u64, work));
                 }
                 let mut pieces = std::mem::take(&mut work.extra.pieces);
@@ -310,6 +305,12 @@ fn push_joined(events: &mut VecDeque<Event>, event: Event) {
 }
 
 impl Segment {
+    /// Words of its pages in the page table.
+    #[inline]
+    pub(crate) fn table_words(&self) -> usize {
+        GROUP_WORDS + self.pieces.len()
+    }
+
     /// Some bytes of a work request that is no page of a run.
     pub(crate) fn whole(content: SlotContent) -> Self {
         Self { content, pieces: 0..1, failure: None }
@@ -328,7 +329,7 @@ impl StagedRun {
         &self.pieces[self.assigned..]
     }
 
-    /// The pages of a segment. `whole` becomes the only page if the entry, which was `posted`, is one work request.
+    /// The pages of a segment, which have the same number of bytes. `whole` becomes the only page if the entry, which was `posted`, is one work request.
     #[inline]
     pub(crate) fn pages<'a>(
         &'a self,

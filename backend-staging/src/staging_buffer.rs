@@ -12,9 +12,7 @@ use std::sync::{Arc, OnceLock};
 use cuda::{Device, PageLock, Reach};
 use multirail_spi::{Access, Domain, Error, ErrorKind, HostBuffer, Memory, MemoryRegion, RemoteKey, Result};
 
-use crate::page_table::{MAX_PAGES, PageEntry, table_len};
-#[cfg(fuzzing)]
-use crate::page_table::{PAGE_WORDS, Page};
+use crate::page_table::{MAX_TABLE_WORDS, table_len};
 use crate::wire::{NumberedRequest, REQUEST_WORDS, RESPONSE_WORDS, Response, WAKE_IMM, decode_response};
 
 /// The number of slots for each role. With 256 KiB per slot, 4 MiB are in transfer at a time. A network of 200 Gbps
@@ -25,7 +23,7 @@ pub(crate) const SLOT_COUNT: usize = 16;
 pub(crate) const SLOT_BYTES: usize = 256 << 10;
 /// Bytes of a slot's content: those that it carries, and a page table in front of them. The record of the slot request
 /// lies in front of the content, so that one RDMA write can carry both.
-pub(crate) const SLOT_LEN: usize = SLOT_BYTES + table_len(MAX_PAGES).next_multiple_of(4096) as usize;
+pub(crate) const SLOT_LEN: usize = SLOT_BYTES + table_len(MAX_TABLE_WORDS).next_multiple_of(4096) as usize;
 
 /// Bytes of the record that holds one slot request: a cache line.
 const REQUEST_RECORD: usize = 8 * REQUEST_WORDS;
@@ -112,14 +110,6 @@ impl StagingBuffer {
         }
     }
 
-    /// Stores a page of a table, as a peer does.
-    #[cfg(fuzzing)]
-    pub(crate) fn receive_page(&self, slot: usize, index: usize, page: Page) {
-        for (number, word) in page.to_words().into_iter().enumerate() {
-            self.receive_word(slot, PAGE_WORDS * index + number, word);
-        }
-    }
-
     /// Stores a word of a slot of this process as target, as a peer does.
     #[cfg(fuzzing)]
     pub(crate) fn receive_word(&self, slot: usize, index: usize, word: u64) {
@@ -195,21 +185,20 @@ impl StagingBuffer {
         fence(Ordering::Release);
     }
 
-    /// The page table in a slot of this process as initiator.
-    pub(crate) fn table_out(&self, slot: usize, pages: usize) -> &[PageEntry] {
-        self.table(content(INITIATOR_SLOTS, slot), pages)
+    /// The page table in a slot of this process as initiator, of at most [`MAX_TABLE_WORDS`] words.
+    pub(crate) fn table_out(&self, slot: usize, words: usize) -> &[AtomicU64] {
+        self.table(content(INITIATOR_SLOTS, slot), words)
     }
 
     /// The page table that the peer has written into a slot of this process as target.
-    pub(crate) fn table_in(&self, slot: usize, pages: usize) -> &[PageEntry] {
-        self.table(content(TARGET_SLOTS, slot), pages)
+    pub(crate) fn table_in(&self, slot: usize, words: usize) -> &[AtomicU64] {
+        self.table(content(TARGET_SLOTS, slot), words)
     }
 
-    fn table(&self, offset: usize, pages: usize) -> &[PageEntry] {
-        assert!(pages <= MAX_PAGES && offset + size_of::<PageEntry>() * pages <= BUFFER_LEN);
-        let first = std::ptr::from_ref(self.word(offset)).cast();
+    fn table(&self, offset: usize, words: usize) -> &[AtomicU64] {
+        assert!(words <= MAX_TABLE_WORDS && offset + 8 * words <= BUFFER_LEN);
         // SAFETY: as in `word`, for all words of the table.
-        unsafe { std::slice::from_raw_parts(first, pages) }
+        unsafe { std::slice::from_raw_parts(self.word(offset), words) }
     }
 
     /// The peer's latest slot request for a slot. `None` while it is incomplete, or if it has the sequence number

@@ -1,26 +1,30 @@
 //! The target of a connection: it serves the peer's slot requests.
 //!
-//! One pass over the pages of a slot request decodes each page, checks it, and copies it, if the processor copies. A run of
-//! pages with the same key shares one access to the region. What the target keeps of each page is whether it failed.
+//! One pass over the pages of a slot request reads the place of each page, checks it, and copies the page, if the processor
+//! copies. The pages of a group share one access to their region. What the target keeps of each page is whether it failed.
 
+use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use multirail_spi::staging::SlotRequestKind;
 use multirail_spi::{
-    ErrorKind, Event, Status,
+    ErrorKind, Event, RemoteKey, Status,
     copy::{self, CopyStrategy},
 };
 
-use crate::connection::{Connection, EndpointContext, Fence};
+use crate::connection::{Attention, Connection, EndpointContext, Fence};
 use crate::copies::{CopyStart, CopyTag, MemoryLocation};
-use crate::page_table::{MAX_PAGES, Page, PlacedPages, table_len};
-use crate::region::{PeerAccess, RegionName};
+use crate::page_table::{MAX_PAGES, PageGroup, SKIPPED, table_len};
+use crate::region::{PageRange, PeerAccess, RegionName, StagedRegions};
 use crate::staging_buffer::{SLOT_COUNT, SLOT_LEN};
 use crate::wire::{ImmSequence, NumberedRequest, SlotImm, SlotImmKind, encode_ask_again, encode_response};
 use crate::wr_id::{InternalWrId, WrRole};
 
 pub(crate) struct SlotTarget {
     connection: Arc<Connection>,
+    /// Whether to look at the slots.
+    attention: Attention,
     slots: Vec<TargetSlot>,
 }
 
@@ -37,8 +41,12 @@ struct TargetSlot {
     pages: usize,
     /// The pages that have failed, by their numbers. Usually there are none.
     failures: Vec<(usize, ErrorKind)>,
-    /// The imms of the pages, by their numbers: reported once all pages have been copied.
-    imms: Vec<(usize, u32)>,
+    /// The pages that the target leaves out although others of their group have an imm. Usually there are none.
+    skipped: Vec<usize>,
+    /// The imms of the pages, by the numbers of the pages: reported once all pages have been copied.
+    imms: Vec<(Range<usize>, u32)>,
+    /// The rights to access the regions of the pages, until all copies have completed.
+    accesses: Vec<PeerAccess>,
     /// The copies of GPUs, in the order of their pages.
     gpu_copies: Vec<GpuCopy>,
     /// The number of copies of GPUs that have begun.
@@ -64,11 +72,10 @@ struct GpuCopy {
     /// The first byte in the region.
     region: *mut u8,
     len: u64,
-    /// The right to access the region, until all copies have completed.
-    access: Arc<PeerAccess>,
+    location: MemoryLocation,
 }
 
-// SAFETY: `bytes` and `region` are addresses. The connection keeps the slot, and `access` the region.
+// SAFETY: `bytes` and `region` are addresses. The connection keeps the slot, and `TargetSlot::accesses` the region.
 unsafe impl Send for GpuCopy {}
 
 /// What a slot is busy with.
@@ -85,7 +92,11 @@ enum TargetStep {
 
 impl SlotTarget {
     pub(crate) fn new(connection: Arc<Connection>) -> Self {
-        Self { connection, slots: (0..SLOT_COUNT).map(|_| TargetSlot::default()).collect() }
+        Self {
+            connection,
+            attention: Attention::default(),
+            slots: (0..SLOT_COUNT).map(|_| TargetSlot::default()).collect(),
+        }
     }
 
     /// Takes new slot requests. Begins copies that had no room before, and repeats internal work requests that failed.
@@ -96,6 +107,9 @@ impl SlotTarget {
             return;
         }
         if self.connection.remote_buffer().is_none() {
+            return;
+        }
+        if !self.attention.take(&self.connection) {
             return;
         }
         for index in 0..SLOT_COUNT {
@@ -115,6 +129,7 @@ impl SlotTarget {
 
     /// Acts on a fence. Returns whether the target serves slot requests.
     fn obey(&mut self, fence: Fence, context: &mut EndpointContext<'_>) -> bool {
+        self.attention.call();
         match &fence {
             Fence::Open => return true,
             Fence::Asked | Fence::Shut => {
@@ -134,9 +149,15 @@ impl SlotTarget {
         true
     }
 
+    /// Notes that the peer may have written a slot request without bytes.
+    pub(crate) fn on_wake(&mut self) {
+        self.attention.call();
+    }
+
     /// Notes that a slot request has arrived together with the bytes that it carries. A slot request that was written twice
     /// has two imms, and the device may delay one of them beyond the imm of a later slot request.
     pub(crate) fn on_announced(&mut self, imm: SlotImm) {
+        self.attention.call();
         let Some(slot) = self.slots.get_mut(imm.slot) else { return };
         let latest = slot.announced.unwrap_or(ImmSequence::of(slot.sequence));
         if imm.sequence.is_after(latest) {
@@ -157,7 +178,7 @@ impl SlotTarget {
                 slot.failures.extend(stopped.map(|copy| (copy.page, ErrorKind::Io)));
             }
             if slot.step != TargetStep::Copying || slot.copying == 0 {
-                slot.gpu_copies.clear();
+                slot.accesses.clear();
                 (slot.step, slot.must_send_again) = (TargetStep::Idle, false);
             }
         }
@@ -182,16 +203,17 @@ impl SlotTarget {
     /// reports the imms, and responds. For a read, the response follows the bytes, or their imm stands for it.
     fn finish_request(&mut self, index: usize, context: &mut EndpointContext<'_>) {
         let slot = &mut self.slots[index];
-        slot.gpu_copies.clear();
+        slot.accesses.clear();
         let Some(NumberedRequest { request, .. }) = slot.request else { return };
         if request.kind == SlotRequestKind::Read && slot.data_end > 0 && slot.failures.len() < slot.pages {
             return self.send_data(index, context);
         }
-        for (page, imm) in slot.imms.drain(..) {
-            if request.kind != SlotRequestKind::Read
-                && !slot.failures.iter().any(|(failed, _)| *failed == page)
-            {
-                context.events.push_back(Event::Imm { peer: self.connection.peer, imm });
+        if request.kind != SlotRequestKind::Read {
+            for (pages, imm) in &slot.imms {
+                let has_arrived = |page: &usize| !slot.has_failed(*page) && !slot.skipped.contains(page);
+                let imm = Event::Imm { peer: self.connection.peer, imm: *imm };
+                let imms = pages.clone().filter(has_arrived).map(|_| imm);
+                context.events.extend(imms);
             }
         }
         self.respond(index, context);
@@ -214,6 +236,8 @@ impl SlotTarget {
         if !is_current {
             return;
         }
+        // The slot's next request may be there, or the slot has something to send again.
+        self.attention.call();
         if id.role == WrRole::TargetData && slot.announces_data && result.is_err() {
             return self.ask_again(index, context);
         }
@@ -235,20 +259,23 @@ impl SlotTarget {
             return;
         }
         if !context.copies.take_room(numbered.request.len.min(SLOT_LEN as u64)) {
+            self.attention.call();
             return;
         }
         *context.made_progress = true;
         (slot.sequence, slot.request, slot.announced) = (numbered.sequence, Some(numbered), None);
         (slot.pages, slot.begun, slot.copying, slot.data_end) = (0, 0, 0, 0);
         slot.failures.clear();
+        slot.skipped.clear();
         slot.imms.clear();
+        slot.accesses.clear();
         slot.gpu_copies.clear();
         match numbered.request.kind {
             SlotRequestKind::Cancel => return self.respond(index, context),
             SlotRequestKind::Imm => {
                 *context.needs_flush = true;
                 slot.pages = 1;
-                slot.imms.extend(numbered.imm.map(|imm| (0, imm)));
+                slot.imms.extend(numbered.imm.map(|imm| (0..1, imm)));
                 return self.finish_request(index, context);
             }
             SlotRequestKind::Write | SlotRequestKind::Read => {}
@@ -262,19 +289,27 @@ impl SlotTarget {
         let NumberedRequest { request, imm, pages, .. } = numbered;
         let slot = &mut self.slots[index];
         let buffer = &self.connection.buffer;
-        let mut pass = PagePass { kind: request.kind, bytes: buffer.target_slot(index), region: None, slot };
+        let slot_bytes = buffer.target_slot(index);
+        let mut pass = PagePass { kind: request.kind, slot_bytes, place: 0, regions: context.regions, slot };
         if pages == 0 {
-            let page =
-                Page { key: request.key, offset: request.offset, len: request.len, imm, is_skipped: false };
-            return pass.serve(page, PlacedPages::without_table().place(page.len), context);
+            let (key, is_staged) = (request.key, request.offset & RemoteKey::STAGED != 0);
+            let group = PageGroup { pages: 1, key, is_staged, len: request.len, imm, is_skipped: false };
+            return pass.serve(group, &[AtomicU64::new(request.offset)]);
         }
         let count = usize::from(pages).min(MAX_PAGES);
-        let mut places = PlacedPages::behind_table(count);
-        for entry in buffer.table_in(index, count) {
-            let page = Page::load(entry);
-            let place = places.place(page.len).filter(|_| usize::from(pages) <= MAX_PAGES);
-            pass.serve(page, place, context);
+        let words = numbered.table_words();
+        pass.place = table_len(words);
+        let mut table = buffer.table_in(index, words);
+        while usize::from(pages) <= MAX_PAGES
+            && pass.slot.pages < count
+            && let Some((group, rest)) = PageGroup::load(table)
+        {
+            let (offsets, rest) =
+                rest.split_at((group.pages as usize).min(count - pass.slot.pages).min(rest.len()));
+            table = rest;
+            pass.serve(group, offsets);
         }
+        pass.refuse(pass.slot.pages..count, ErrorKind::RemoteAccess);
     }
 
     /// Begins the copies of GPUs between the slot and the regions, as far as there is room.
@@ -283,16 +318,16 @@ impl SlotTarget {
         let Some(NumberedRequest { request, .. }) = slot.request else { return };
         slot.step = TargetStep::Copying;
         let (peer, buffer) = (self.connection.peer, &self.connection.buffer);
-        while let Some(GpuCopy { page, bytes, region, len, access }) = slot.gpu_copies.get(slot.begun) {
+        while let Some(GpuCopy { page, bytes, region, len, location }) = slot.gpu_copies.get(slot.begun) {
             let (to, from) = request.copy_ends(*bytes, *region);
             let tag = CopyTag::Target { peer, slot: index, page: *page };
-            // SAFETY: `access` keeps the region, whose range was checked, until the copy has completed; `len` bytes fit the
+            // SAFETY: `accesses` keeps the region, whose range was checked, until the copy has completed; `len` bytes fit the
             // slot, and the buffer stays until no copy is under way. The peer may write to the slot meanwhile: that
             // corrupts only its own bytes.
-            match unsafe { context.copies.begin(access.location(), Some(buffer), (to, from, *len), tag) } {
+            match unsafe { context.copies.begin(*location, Some(buffer), (to, from, *len), tag) } {
                 CopyStart::Complete(result) => slot.failures.extend(result.err().map(|kind| (*page, kind))),
                 CopyStart::UnderWay => slot.copying += 1,
-                CopyStart::NoRoom => return,
+                CopyStart::NoRoom => return self.attention.call(),
             }
             slot.begun += 1;
         }
@@ -307,8 +342,7 @@ impl SlotTarget {
         let Some(remote) = self.connection.remote_buffer() else { return };
         let slot = &mut self.slots[index];
         let end = slot.data_end;
-        let has_table = slot.request.is_some_and(|numbered| numbered.pages > 0);
-        let start = if has_table { table_len(slot.pages).min(end) } else { 0 };
+        let start = slot.request.map_or(0, |numbered| table_len(numbered.table_words())).min(end);
         let buffer = &self.connection.buffer;
         let id = InternalWrId { role: WrRole::TargetData, peer: self.connection.peer, slot: index };
         let local = buffer.target_slot(index).wrapping_add(start as usize);
@@ -368,66 +402,114 @@ impl SlotTarget {
     }
 }
 
+impl TargetSlot {
+    fn has_failed(&self, page: usize) -> bool {
+        self.failures.iter().any(|(failed, _)| *failed == page)
+    }
+}
+
 /// One pass over the pages of a slot request.
 struct PagePass<'a> {
     kind: SlotRequestKind,
     /// The content of the slot.
-    bytes: *mut u8,
-    /// The region of the last page, and the right to access it.
-    region: Option<(RegionName, Result<Arc<PeerAccess>, ErrorKind>)>,
+    slot_bytes: *mut u8,
+    /// The offset in the slot of the next page.
+    place: u64,
+    regions: &'a StagedRegions,
     slot: &'a mut TargetSlot,
 }
 
 impl PagePass<'_> {
-    /// Checks the next page, which has this place in the slot. Copies it, or leaves the copy to the region's GPU.
-    #[inline]
-    fn serve(&mut self, page: Page, place: Option<u64>, context: &EndpointContext<'_>) {
-        let number = self.slot.pages;
-        self.slot.pages += 1;
-        if page.is_skipped {
+    /// Serves the next pages, which are a group and have these offsets in their region: checks each of them, and copies it
+    /// or leaves the copy to the region's GPU.
+    fn serve(&mut self, group: PageGroup, offsets: &[AtomicU64]) {
+        let pages = self.slot.pages..self.slot.pages + offsets.len();
+        let (place, end) = (self.place, self.place + group.len * offsets.len() as u64);
+        (self.slot.pages, self.place) = (pages.end, end);
+        if group.is_skipped {
             return;
         }
-        if let Err(kind) = self.copy(number, page, place, context) {
-            return self.slot.failures.push((number, kind));
+        // All pages of an initiator that keeps the protocol fit.
+        let range = if end <= SLOT_LEN as u64 { self.range_of(&group) } else { Err(ErrorKind::RemoteAccess) };
+        let range = match range {
+            Ok(range) => range,
+            Err(kind) => return self.refuse(pages, kind),
+        };
+        let left_out = |slot: &TargetSlot| slot.failures.len() + slot.skipped.len();
+        let before = left_out(self.slot);
+        self.copy(range, group.len, (pages.start, place), offsets);
+        if group.len > 0 && left_out(self.slot) - before < pages.len() {
+            self.slot.data_end = end;
         }
-        if let Some(imm) = page.imm {
-            self.slot.imms.push((number, imm));
+        self.slot.imms.extend(group.imm.map(|imm| (pages, imm)));
+    }
+
+    /// Where pages of a group may be in their region.
+    fn range_of(&mut self, group: &PageGroup) -> Result<PageRange, ErrorKind> {
+        let name = RegionName { key: group.key, is_staged: group.is_staged };
+        let accesses = &mut self.slot.accesses;
+        if accesses.last().is_none_or(|access| access.name() != name) {
+            accesses.push(self.regions.begin_access(name, self.kind)?);
+        }
+        accesses.last().ok_or(ErrorKind::RemoteAccess)?.range_of(group.len)
+    }
+
+    /// Copies pages of `len` bytes that are in this range of a region, or leaves the copies to its GPU. The first page has
+    /// this number and this place in the slot.
+    fn copy(&mut self, range: PageRange, len: u64, (first, place): (usize, u64), offsets: &[AtomicU64]) {
+        let TargetSlot { failures, skipped, gpu_copies, .. } = &mut *self.slot;
+        let slot_bytes = self.slot_bytes.wrapping_add(place as usize);
+        let pages = offsets.iter().enumerate().filter_map(|(number, offset)| {
+            let bytes = slot_bytes.wrapping_add(number * len as usize);
+            // Once: the peer may change it at any time.
+            let offset = offset.load(Ordering::Relaxed);
+            match range.at(offset) {
+                Some(region) => Some((first + number, bytes, region)),
+                None => {
+                    leave_out(first + number, offset, failures, skipped);
+                    None
+                }
+            }
+        });
+        if len == 0 {
+            return pages.for_each(drop);
+        }
+        // SAFETY: (both) `accesses` keeps the region, in whose bounds `range` is; the caller has checked that the pages are
+        // in the slot. The peer may write to the slot meanwhile: that corrupts only its own bytes.
+        match (range.location, self.kind) {
+            (MemoryLocation::Gpu(..), _) => {
+                let location = range.location;
+                gpu_copies.extend(pages.map(|(page, bytes, region)| GpuCopy {
+                    page,
+                    bytes,
+                    region,
+                    len,
+                    location,
+                }));
+            }
+            (MemoryLocation::Host, SlotRequestKind::Read) => unsafe {
+                let ends = pages.map(|(_, bytes, region)| (bytes, region.cast_const()));
+                copy::copy_each(CopyStrategy::Plain, ends, len as usize);
+            },
+            (MemoryLocation::Host, _) => unsafe {
+                let ends = pages.map(|(_, bytes, region)| (region, bytes.cast_const()));
+                copy::copy_each(CopyStrategy::Plain, ends, len as usize);
+            },
         }
     }
 
-    #[inline]
-    fn copy(
-        &mut self,
-        number: usize,
-        page: Page,
-        place: Option<u64>,
-        context: &EndpointContext<'_>,
-    ) -> Result<(), ErrorKind> {
-        let place = place.ok_or(ErrorKind::RemoteAccess)?;
-        let (name, offset) = RegionName::of(page.key, page.offset);
-        if self.region.as_ref().is_none_or(|(known, _)| *known != name) {
-            self.region = Some((name, context.regions.begin_access(name, self.kind).map(Arc::new)));
-        }
-        let Some((_, access)) = &self.region else { return Err(ErrorKind::RemoteAccess) };
-        let access = access.as_ref().map_err(|kind| *kind)?;
-        let region = access.at(offset, page.len)?;
-        if page.len == 0 {
-            return Ok(());
-        }
-        let bytes = self.bytes.wrapping_add(place as usize);
-        self.slot.data_end = place + page.len;
-        if access.location() == MemoryLocation::Host {
-            let (to, from) = match self.kind {
-                SlotRequestKind::Read => (bytes, region.cast_const()),
-                _ => (region, bytes.cast_const()),
-            };
-            // SAFETY: `access` keeps the region, whose range was checked; `len` bytes fit the slot. The peer may write to
-            // the slot meanwhile: that corrupts only its own bytes.
-            unsafe { copy::copy(CopyStrategy::Plain, to, from, page.len as usize) };
-        } else {
-            let access = Arc::clone(access);
-            self.slot.gpu_copies.push(GpuCopy { page: number, bytes, region, len: page.len, access });
-        }
-        Ok(())
+    /// Lets pages fail.
+    fn refuse(&mut self, pages: Range<usize>, kind: ErrorKind) {
+        self.slot.pages = self.slot.pages.max(pages.end);
+        self.slot.failures.extend(pages.map(|page| (page, kind)));
+    }
+}
+
+/// Leaves out a page that the initiator has skipped, or whose offset is out of bounds.
+#[cold]
+fn leave_out(page: usize, offset: u64, failures: &mut Vec<(usize, ErrorKind)>, skipped: &mut Vec<usize>) {
+    match offset {
+        SKIPPED => skipped.push(page),
+        _ => failures.push((page, ErrorKind::RemoteAccess)),
     }
 }

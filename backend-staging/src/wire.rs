@@ -11,7 +11,7 @@
 use multirail_spi::ErrorKind;
 use multirail_spi::staging::{SlotRequest, decode_result, encode_result};
 
-use crate::page_table::MAX_PAGES;
+use crate::page_table::{MAX_PAGES, MAX_TABLE_WORDS};
 
 /// The *wake imm*: slot requests and responses carry it to wake the other process's worker. Any value would do.
 pub(crate) const WAKE_IMM: u32 = 0x6b6e_6f63;
@@ -89,8 +89,9 @@ pub(crate) struct NumberedRequest {
     pub request: SlotRequest,
     /// The imm that the target reports once the bytes are in its region. `None` for a read.
     pub imm: Option<u32>,
-    /// The number of pages whose table is in the target's slot ([`page_table`](crate::page_table)). Then the key and
-    /// the offset of `request` mean nothing, and its length is that of all pages. 0 if `request` names the only range.
+    /// The number of pages whose table is in the target's slot ([`page_table`](crate::page_table)). Then the key of
+    /// `request` means nothing, its offset is the number of the table's words, and its length is that of all pages. 0 if
+    /// `request` names the only range.
     pub pages: u16,
     /// Whether the RDMA write of the slot request also carries the page table, or bytes, or both. The target then takes
     /// the request only once the [`SlotImm`] of that write has come: the words may arrive before the bytes.
@@ -115,6 +116,11 @@ impl NumberedRequest {
         let mut words = [first, key, offset, len, imm, 0, 0, 0];
         words[REQUEST_WORDS - 1] = checksum(&words[..REQUEST_WORDS - 1]);
         words
+    }
+
+    /// Words of the page table. 0 if there is none.
+    pub(crate) fn table_words(&self) -> usize {
+        if self.pages == 0 { 0 } else { self.request.offset.min(MAX_TABLE_WORDS as u64) as usize }
     }
 
     /// Any words, with the checksum that belongs to them.

@@ -85,6 +85,28 @@ pub unsafe fn copy(strategy: CopyStrategy, dst: *mut u8, src: *const u8, len: us
     unsafe { copier(dst, src, len) }
 }
 
+/// Copies `len` bytes for each pair of a destination and a source, like calls of [`copy`]. Takes fewer instructions for
+/// many short copies.
+///
+/// # Safety
+/// Those of [`copy`], for each pair.
+#[inline]
+pub unsafe fn copy_each(
+    strategy: CopyStrategy,
+    ends: impl IntoIterator<Item = (*mut u8, *const u8)>,
+    len: usize,
+) {
+    let implementation = implementation::active();
+    let copier = match strategy {
+        CopyStrategy::Plain => implementation.plain,
+        CopyStrategy::Stream => implementation.stream,
+    };
+    for (dst, src) in ends {
+        // SAFETY: as in `copy`.
+        unsafe { copier(dst, src, len) }
+    }
+}
+
 /// Copies four times `len` bytes with [`CopyStrategy::Stream`], like four calls of [`copy`] in any order. Does not
 /// fence.
 ///
