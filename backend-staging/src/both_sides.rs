@@ -125,13 +125,10 @@ impl Side {
 
     /// Takes an imm that the other side has sent.
     pub(crate) fn on_imm(&mut self, imm: u32) {
-        self.with(|initiator, target, context| match SlotImm::decode(imm) {
-            Some(imm) if imm.kind == SlotImmKind::Request => target.on_announced(imm),
-            Some(imm) => initiator.on_data_arrived(imm, context),
-            None => {
-                initiator.on_wake();
-                target.on_wake();
-            }
+        let Some(imm) = SlotImm::decode(imm) else { return };
+        self.with(|initiator, target, context| match imm.kind {
+            SlotImmKind::Request => target.on_announced(imm),
+            SlotImmKind::Data => initiator.on_data_arrived(imm, context),
         });
     }
 

@@ -148,36 +148,6 @@ impl Connection {
     }
 }
 
-/// The most polls between two looks at the records that the peer writes, even if nothing has announced one.
-const MAX_UNANNOUNCED: u32 = 64;
-
-/// Whether a role of a connection has to look at its slots. If the connection uses imms, each message of the peer announces
-/// itself by one, so most polls need not look.
-#[derive(Debug, Default)]
-pub(crate) struct Attention {
-    /// The number of polls that need not look.
-    polls: u32,
-}
-
-impl Attention {
-    /// Lets the next poll look.
-    #[inline]
-    pub(crate) fn call(&mut self) {
-        self.polls = 0;
-    }
-
-    /// Whether this poll looks.
-    #[inline]
-    pub(crate) fn take(&mut self, connection: &Connection) -> bool {
-        if self.polls > 0 && connection.uses_imms() {
-            self.polls -= 1;
-            return false;
-        }
-        self.polls = MAX_UNANNOUNCED;
-        true
-    }
-}
-
 /// The parts of an endpoint that an initiator or a target uses while it works on its connection.
 pub(crate) struct EndpointContext<'a> {
     pub copies: &'a mut Copies,

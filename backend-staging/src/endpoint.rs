@@ -402,17 +402,13 @@ impl StagedEndpoint {
         if !state.connection.uses_imms() {
             return false;
         }
-        self.with_peer(peer, |initiator, target, context| {
-            let Some(imm) = SlotImm::decode(imm) else {
-                // The same poll reads the peer's slot requests and responses from the staging buffer.
-                initiator.on_wake();
-                return target.on_wake();
-            };
-            match imm.kind {
+        // A wake imm tells nothing: the same poll reads the peer's requests and responses from the staging buffer.
+        if let Some(imm) = SlotImm::decode(imm) {
+            self.with_peer(peer, |initiator, target, context| match imm.kind {
                 SlotImmKind::Request => target.on_announced(imm),
                 SlotImmKind::Data => initiator.on_data_arrived(imm, context),
-            }
-        });
+            });
+        }
         true
     }
 

@@ -42,7 +42,7 @@ use multirail_spi::{
     copy::{self, CopyStrategy},
 };
 
-use crate::connection::{Attention, Connection, EndpointContext};
+use crate::connection::{Connection, EndpointContext};
 use crate::copies::{CopyStart, CopyTag, MemoryLocation};
 use crate::imports::SlotAddress;
 use crate::initiator_slot::{InitiatorSlot, InitiatorStep};
@@ -63,8 +63,8 @@ pub(crate) const MAX_COALESCED: u64 = 32 << 10;
 pub(crate) struct SlotInitiator {
     connection: Arc<Connection>,
     queue: RunQueue,
-    /// Whether to look for responses.
-    attention: Attention,
+    /// The slots that may wait for a response: a bit for each.
+    awaiting: u32,
     /// Whether the peer has fenced its end since the queue was empty: it responds to nothing of the queue any more.
     is_peer_fenced: bool,
     /// The numbers of work requests whose bytes have arrived by several slots, and whose imm needs a slot of its own
@@ -82,7 +82,7 @@ impl SlotInitiator {
         Self {
             connection,
             queue: RunQueue::default(),
-            attention: Attention::default(),
+            awaiting: 0,
             is_peer_fenced: false,
             due_imms: VecDeque::new(),
             slots: (0..SLOT_COUNT).map(|_| InitiatorSlot::default()).collect(),
@@ -166,9 +166,13 @@ impl SlotInitiator {
                 self.begin_copies(index, context);
             }
         }
-        if self.attention.take(&self.connection) {
-            for index in 0..SLOT_COUNT {
-                self.poll_response(index, context);
+        let mut awaiting = std::mem::take(&mut self.awaiting);
+        while awaiting != 0 {
+            let index = awaiting.trailing_zeros() as usize;
+            awaiting &= awaiting - 1;
+            self.poll_response(index, context);
+            if self.slots[index].step == InitiatorStep::AwaitingResponse {
+                self.awaiting |= 1 << index;
             }
         }
         self.assign_slots(more_may_follow, context);
@@ -188,11 +192,6 @@ impl SlotInitiator {
             slot.fail_page(page, staging_status(kind).into());
         }
         self.finish_copies(index, context);
-    }
-
-    /// Notes that the peer may have written a response.
-    pub(crate) fn on_wake(&mut self) {
-        self.attention.call();
     }
 
     /// Continues with the slot of a read whose bytes have arrived, unless the imm belongs to an earlier slot request.
@@ -267,7 +266,6 @@ impl SlotInitiator {
     /// twice. The initiator can repeat it, because the target ignores a slot request that it has served already. If the
     /// peer has died, another event reports that.
     fn on_slot_request_failed(&mut self, index: usize, failure: WorkFailure) {
-        self.attention.call();
         let slot = &mut self.slots[index];
         (slot.is_write_posted, slot.may_have_arrived, slot.must_repeat) = (false, true, true);
         let status = failure.status;
@@ -637,6 +635,7 @@ impl SlotInitiator {
         (slot.carried, slot.is_answered) = (carried, false);
         (slot.may_have_arrived, slot.must_repeat) = (false, false);
         slot.step = InitiatorStep::AwaitingResponse;
+        self.awaiting |= 1 << index;
         self.post_slot_request(index, context);
     }
 

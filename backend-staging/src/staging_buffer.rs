@@ -215,6 +215,12 @@ impl StagingBuffer {
         NumberedRequest::from_words(&words)
     }
 
+    /// The slots whose latest slot request has another sequence number than `seen`, complete or not: a bit for each.
+    pub(crate) fn new_requests(&self, seen: &[u32; SLOT_COUNT]) -> u32 {
+        let number = |slot: usize| self.sequence_in(slot);
+        (0..SLOT_COUNT).fold(0, |new, slot| new | u32::from(number(slot) != seen[slot]) << slot)
+    }
+
     /// The sequence number of the peer's latest slot request for a slot, whether that is complete or not. 0 if there was
     /// none.
     pub(crate) fn sequence_in(&self, slot: usize) -> u32 {

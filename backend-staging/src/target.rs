@@ -13,7 +13,7 @@ use multirail_spi::{
     copy::{self, CopyStrategy},
 };
 
-use crate::connection::{Attention, Connection, EndpointContext, Fence};
+use crate::connection::{Connection, EndpointContext, Fence};
 use crate::copies::{CopyStart, CopyTag, MemoryLocation};
 use crate::page_table::{MAX_PAGES, PageGroup, SKIPPED, table_len};
 use crate::region::{PageRange, PeerAccess, RegionName, StagedRegions};
@@ -23,17 +23,17 @@ use crate::wr_id::{InternalWrId, WrRole};
 
 pub(crate) struct SlotTarget {
     connection: Arc<Connection>,
-    /// Whether to look at the slots.
-    attention: Attention,
+    /// The sequence number of the last slot request that was taken, for each slot.
+    sequences: [u32; SLOT_COUNT],
     slots: Vec<TargetSlot>,
+    /// The slots with copies that have not begun, or with something to send again: a bit for each.
+    unfinished: u32,
 }
 
 /// The state of one slot.
 #[derive(Default)]
 struct TargetSlot {
     step: TargetStep,
-    /// The sequence number of the last slot request that was taken.
-    sequence: u32,
     request: Option<NumberedRequest>,
     /// The sequence number of the slot request whose imm has come, since the last one was taken.
     announced: Option<ImmSequence>,
@@ -94,8 +94,9 @@ impl SlotTarget {
     pub(crate) fn new(connection: Arc<Connection>) -> Self {
         Self {
             connection,
-            attention: Attention::default(),
+            sequences: [0; SLOT_COUNT],
             slots: (0..SLOT_COUNT).map(|_| TargetSlot::default()).collect(),
+            unfinished: 0,
         }
     }
 
@@ -109,10 +110,11 @@ impl SlotTarget {
         if self.connection.remote_buffer().is_none() {
             return;
         }
-        if !self.attention.take(&self.connection) {
-            return;
-        }
-        for index in 0..SLOT_COUNT {
+        let mut due =
+            self.connection.buffer.new_requests(&self.sequences) | std::mem::take(&mut self.unfinished);
+        while due != 0 {
+            let index = due.trailing_zeros() as usize;
+            due &= due - 1;
             let slot = &self.slots[index];
             match slot.step {
                 TargetStep::Idle => self.poll_request(index, context),
@@ -129,7 +131,6 @@ impl SlotTarget {
 
     /// Acts on a fence. Returns whether the target serves slot requests.
     fn obey(&mut self, fence: Fence, context: &mut EndpointContext<'_>) -> bool {
-        self.attention.call();
         match &fence {
             Fence::Open => return true,
             Fence::Asked | Fence::Shut => {
@@ -140,8 +141,8 @@ impl SlotTarget {
                 return false;
             }
             Fence::Lifted(served) => {
-                for (slot, sequence) in self.slots.iter_mut().zip(served) {
-                    (slot.sequence, slot.announced) = (*sequence, None);
+                for (index, sequence) in served.iter().enumerate() {
+                    (self.sequences[index], self.slots[index].announced) = (*sequence, None);
                 }
             }
         }
@@ -149,17 +150,11 @@ impl SlotTarget {
         true
     }
 
-    /// Notes that the peer may have written a slot request without bytes.
-    pub(crate) fn on_wake(&mut self) {
-        self.attention.call();
-    }
-
     /// Notes that a slot request has arrived together with the bytes that it carries. A slot request that was written twice
     /// has two imms, and the device may delay one of them beyond the imm of a later slot request.
     pub(crate) fn on_announced(&mut self, imm: SlotImm) {
-        self.attention.call();
         let Some(slot) = self.slots.get_mut(imm.slot) else { return };
-        let latest = slot.announced.unwrap_or(ImmSequence::of(slot.sequence));
+        let latest = slot.announced.unwrap_or(ImmSequence::of(self.sequences[imm.slot]));
         if imm.sequence.is_after(latest) {
             slot.announced = Some(imm.sequence);
         }
@@ -236,12 +231,11 @@ impl SlotTarget {
         if !is_current {
             return;
         }
-        // The slot's next request may be there, or the slot has something to send again.
-        self.attention.call();
         if id.role == WrRole::TargetData && slot.announces_data && result.is_err() {
             return self.ask_again(index, context);
         }
         slot.must_send_again = result.is_err();
+        self.unfinished |= u32::from(result.is_err()) << index;
         match (id.role, result) {
             (_, Err(_)) => {}
             (WrRole::TargetData, Ok(())) if !slot.announces_data => self.respond(index, context),
@@ -253,17 +247,17 @@ impl SlotTarget {
     /// Takes the slot's request if it is new and all that it carries is there, and begins to serve that request.
     fn poll_request(&mut self, index: usize, context: &mut EndpointContext<'_>) {
         let slot = &mut self.slots[index];
-        let request = self.connection.buffer.request_in(index, slot.sequence);
-        let Some(numbered) = request.filter(|request| request.sequence != slot.sequence) else { return };
+        let seen = self.sequences[index];
+        let request = self.connection.buffer.request_in(index, seen);
+        let Some(numbered) = request.filter(|request| request.sequence != seen) else { return };
         if numbered.carries_bytes && slot.announced != Some(ImmSequence::of(numbered.sequence)) {
             return;
         }
         if !context.copies.take_room(numbered.request.len.min(SLOT_LEN as u64)) {
-            self.attention.call();
             return;
         }
         *context.made_progress = true;
-        (slot.sequence, slot.request, slot.announced) = (numbered.sequence, Some(numbered), None);
+        (self.sequences[index], slot.request, slot.announced) = (numbered.sequence, Some(numbered), None);
         (slot.pages, slot.begun, slot.copying, slot.data_end) = (0, 0, 0, 0);
         slot.failures.clear();
         slot.skipped.clear();
@@ -327,7 +321,7 @@ impl SlotTarget {
             match unsafe { context.copies.begin(*location, Some(buffer), (to, from, *len), tag) } {
                 CopyStart::Complete(result) => slot.failures.extend(result.err().map(|kind| (*page, kind))),
                 CopyStart::UnderWay => slot.copying += 1,
-                CopyStart::NoRoom => return self.attention.call(),
+                CopyStart::NoRoom => return self.unfinished |= 1 << index,
             }
             slot.begun += 1;
         }
@@ -350,7 +344,7 @@ impl SlotTarget {
         let mut internal = id.write(local, buffer.lkey(), end - start, to, remote.rkey);
         slot.announces_data = remote.uses_imms && slot.failures.is_empty();
         if slot.announces_data {
-            internal.imm = Some(SlotImm::new(SlotImmKind::Data, index, slot.sequence).encode());
+            internal.imm = Some(SlotImm::new(SlotImmKind::Data, index, self.sequences[index]).encode());
         }
         context.outbox.push_back(internal);
         slot.step = TargetStep::SendingData;
@@ -364,7 +358,7 @@ impl SlotTarget {
         }
         // Without a failure, one result stands for all.
         let count = if slot.failures.is_empty() { slot.pages.min(1) } else { slot.pages };
-        let (words, sent) = encode_response(slot.sequence, results[..count].iter().copied());
+        let (words, sent) = encode_response(self.sequences[index], results[..count].iter().copied());
         self.connection.buffer.set_response(index, &words[..sent]);
         slot.response_words = sent;
         self.send_response(index, context);
@@ -375,7 +369,7 @@ impl SlotTarget {
     #[cold]
     fn ask_again(&mut self, index: usize, context: &mut EndpointContext<'_>) {
         let slot = &mut self.slots[index];
-        self.connection.buffer.set_response(index, &[encode_ask_again(slot.sequence)]);
+        self.connection.buffer.set_response(index, &[encode_ask_again(self.sequences[index])]);
         slot.response_words = 1;
         self.send_response(index, context);
     }

@@ -11,12 +11,12 @@ use super::peer::{
     ArrivalKind, BrokenPath, Comeback, FenceKind, FenceRequest, GOOD_PROBES, LinkState, LostArrivals,
     MAX_REFUSED_PROBES, PathProbe, PathProbes, PeerProbe, SlotLink, UnconfirmedFailure,
 };
-use super::rail::{FULL_SPEED, MAX_RUN, PostedPiece, speeds};
+use super::rail::{FULL_SPEED, LEAST_STUCK_EMULATED, MAX_RUN, PostedPiece, speeds};
 use super::snapshot::RecentFailures;
 use super::trace::{TraceEvent, peer_number};
 use super::{DrainReply, Engine, Rail, Work};
 use crate::op::OpId;
-use crate::spi::{Event, FenceReport, PeerSlot, Status, WorkKind};
+use crate::spi::{Event, FenceReport, Paths, PeerSlot, Status, WorkKind};
 use crate::{Error, ErrorKind, Outcome, PeerId, Result, Time};
 
 /// How often one step polls a rail at most for one fence. These polls take what has arrived before the fence is
@@ -596,9 +596,16 @@ impl Engine {
             let is_no_message = |op: u32| {
                 self.active[op as usize].as_ref().is_some_and(|active| active.work.kind != WorkKind::Send)
             };
-            let (oldest, least) = (this.inflight.oldest(is_no_message), this.least_stuck_limit());
-            let Some(stuck) = this.watch.look(oldest.map(|(run, _)| run), now, least) else { continue };
+            let oldest = this.inflight.oldest(is_no_message);
             let active = oldest.and_then(|(_, op)| self.active[op as usize].as_ref());
+            // The peer's processor takes part in requests that go through slots.
+            let through_slots = Paths::STAGED | Paths::COALESCED;
+            let path = active.map(|active| active.work.path(self.handle.transport, Paths::empty));
+            let least = match path.is_some_and(|path| path.intersects(through_slots)) {
+                true => this.least_stuck_limit().max(LEAST_STUCK_EMULATED),
+                false => this.least_stuck_limit(),
+            };
+            let Some(stuck) = this.watch.look(oldest.map(|(run, _)| run), now, least) else { continue };
             let Some(link) = active.map(|active| active.link) else { continue };
             let has_failed = self.links[link as usize].as_ref().is_none_or(|state| state.has_failed);
             if has_failed || stuck.span * 2 < stuck.limit {

@@ -43,7 +43,7 @@ const UNRESPONSIVE_ROUND_TRIPS: u32 = 100;
 const LEAST_STUCK: Duration = Duration::from_millis(10);
 
 /// The same where the peer's processor takes part in each request: its threads may be kept off their cores.
-const LEAST_STUCK_EMULATED: Duration = Duration::from_secs(1);
+pub(crate) const LEAST_STUCK_EMULATED: Duration = Duration::from_secs(1);
 
 pub struct Rail {
     pub(crate) endpoint: Box<dyn Endpoint>,
