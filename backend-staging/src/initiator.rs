@@ -362,7 +362,11 @@ impl SlotInitiator {
 
     /// Whether a page of the slot has not failed.
     fn has_live_page(&mut self, index: usize) -> bool {
-        self.live_page(index).is_some()
+        let Self { slots, queue, .. } = self;
+        match slots[index].page_failures.is_empty() {
+            true => slots[index].segments.iter().any(|segment| queue.is_live(segment)),
+            false => self.live_page(index).is_some(),
+        }
     }
 
     /// The slot's first page that has not failed: its segment, and its number in the slot.
@@ -491,21 +495,22 @@ impl SlotInitiator {
                     return false;
                 }
                 let len = pieces[0].len as usize;
-                let places = (0..).map(|number| place.wrapping_add(number * len));
+                let pairs = pieces.iter().map(|piece| {
+                    let at = place;
+                    place = place.wrapping_add(len);
+                    (at, piece.local)
+                });
                 // SAFETY: as below.
                 unsafe {
                     match is_copied_in {
                         true => copy::copy_each(
                             CopyStrategy::Plain,
-                            places.zip(pieces.iter().map(|piece| piece.local.cast_const())),
+                            pairs.map(|(slot, local)| (slot, local.cast_const())),
                             len,
                         ),
                         false => copy::copy_each(
                             CopyStrategy::Plain,
-                            pieces
-                                .iter()
-                                .map(|piece| piece.local)
-                                .zip(places.map(|place| place.cast_const())),
+                            pairs.map(|(slot, local)| (local, slot.cast_const())),
                             len,
                         ),
                     }

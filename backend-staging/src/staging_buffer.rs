@@ -217,8 +217,13 @@ impl StagingBuffer {
 
     /// The slots whose latest slot request has another sequence number than `seen`, complete or not: a bit for each.
     pub(crate) fn new_requests(&self, seen: &[u32; SLOT_COUNT]) -> u32 {
-        let number = |slot: usize| self.sequence_in(slot);
-        (0..SLOT_COUNT).fold(0, |new, slot| new | u32::from(number(slot) != seen[slot]) << slot)
+        let mut new = 0;
+        for (slot, seen) in seen.iter().enumerate() {
+            // SAFETY: as in `word`: the records of all slots are in bounds and aligned.
+            let word = unsafe { AtomicU64::from_ptr(self.at(TARGET_SLOTS + slot * SLOT_STRIDE).cast()) };
+            new |= u32::from(word.load(Ordering::Relaxed) as u32 != *seen) << slot;
+        }
+        new
     }
 
     /// The sequence number of the peer's latest slot request for a slot, whether that is complete or not. 0 if there was

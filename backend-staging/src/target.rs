@@ -452,41 +452,40 @@ impl PagePass<'_> {
     /// this number and this place in the slot.
     fn copy(&mut self, range: PageRange, len: u64, (first, place): (usize, u64), offsets: &[AtomicU64]) {
         let TargetSlot { failures, skipped, gpu_copies, .. } = &mut *self.slot;
-        let slot_bytes = self.slot_bytes.wrapping_add(place as usize);
-        let pages = offsets.iter().enumerate().filter_map(|(number, offset)| {
-            let bytes = slot_bytes.wrapping_add(number * len as usize);
-            // Once: the peer may change it at any time.
-            let offset = offset.load(Ordering::Relaxed);
-            match range.at(offset) {
-                Some(region) => Some((first + number, bytes, region)),
-                None => {
-                    leave_out(first + number, offset, failures, skipped);
-                    None
-                }
-            }
-        });
+        // Each offset is read once: the peer may change it at any time.
+        let places = offsets.iter().map(|offset| offset.load(Ordering::Relaxed));
         if len == 0 {
-            return pages.for_each(drop);
-        }
-        // SAFETY: (both) `accesses` keeps the region, in whose bounds `range` is; the caller has checked that the pages are
-        // in the slot. The peer may write to the slot meanwhile: that corrupts only its own bytes.
-        match (range.location, self.kind) {
-            (MemoryLocation::Gpu(..), _) => {
-                let location = range.location;
-                gpu_copies.extend(pages.map(|(page, bytes, region)| GpuCopy {
-                    page,
-                    bytes,
-                    region,
-                    len,
-                    location,
-                }));
+            for (page, offset) in (first..).zip(places).filter(|(_, offset)| range.at(*offset).is_none()) {
+                leave_out(page, offset, failures, skipped);
             }
+            return;
+        }
+        let slot_bytes = self.slot_bytes.wrapping_add(place as usize);
+        let page_of = |bytes: *mut u8| first + (bytes.addr() - slot_bytes.addr()) / len as usize;
+        let mut next = slot_bytes;
+        let pages = places.filter_map(|offset| {
+            let bytes = next;
+            next = next.wrapping_add(len as usize);
+            let region = range.at(offset);
+            if region.is_none() {
+                leave_out(page_of(bytes), offset, failures, skipped);
+            }
+            Some((bytes, region?))
+        });
+        match (range.location, self.kind) {
+            (location @ MemoryLocation::Gpu(..), _) => gpu_copies.extend(pages.map(|(bytes, region)| {
+                let page = page_of(bytes);
+                GpuCopy { page, bytes, region, len, location }
+            })),
+            // SAFETY: `accesses` keeps the region, in whose bounds `range` is; the caller has checked that the pages are in
+            // the slot. The peer may write to the slot meanwhile: that corrupts only its own bytes.
             (MemoryLocation::Host, SlotRequestKind::Read) => unsafe {
-                let ends = pages.map(|(_, bytes, region)| (bytes, region.cast_const()));
+                let ends = pages.map(|(bytes, region)| (bytes, region.cast_const()));
                 copy::copy_each(CopyStrategy::Plain, ends, len as usize);
             },
+            // SAFETY: as above.
             (MemoryLocation::Host, _) => unsafe {
-                let ends = pages.map(|(_, bytes, region)| (region, bytes.cast_const()));
+                let ends = pages.map(|(bytes, region)| (region, bytes.cast_const()));
                 copy::copy_each(CopyStrategy::Plain, ends, len as usize);
             },
         }
