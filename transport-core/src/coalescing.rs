@@ -105,7 +105,8 @@ fn costs_of(capabilities: &Capabilities, rails: u32, kind: WorkKind, on_gpu: boo
     WayCosts {
         line_bytes_per_s: line,
         requests_per_s: all(capabilities.requests_per_s),
-        latency_ns: capabilities.round_trip.as_nanos() as f64,
+        // The model itself counts what slots add.
+        latency_ns: capabilities.round_trip.saturating_sub(capabilities.staging_delay).as_nanos() as f64,
         request_ns,
         byte_ns,
         gather_entries: 1,

@@ -460,9 +460,9 @@ mod tests {
     fn bytes_that_the_processor_moves_count_for_both_ways() {
         let devices = WayCosts { request_ns: 1500.0, requests_per_s: 0.0, line_bytes_per_s: 0.0, ..p5(HOST) };
         let sockets = WayCosts { byte_ns: 0.37, ..devices };
-        let load = PageLoad::scattered(256, 16 << 10);
+        let load = PageLoad::scattered(4096, 16 << 10);
         assert_eq!((devices.choose(&load).way, sockets.choose(&load).way), (Way::Coalesced, Way::Direct));
-        let load = PageLoad::scattered(1024, 4 << 10);
+        let load = PageLoad::scattered(16_384, 4 << 10);
         assert_eq!(sockets.choose(&load).way, Way::Coalesced);
         let direct = |costs: WayCosts| costs.stages(Way::Direct, &load).map_or(0.0, |times| times.cpu_ns);
         assert!((direct(sockets) - direct(devices) - load.bytes as f64 * 0.37).abs() < 1.0);
