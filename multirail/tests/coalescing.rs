@@ -32,9 +32,14 @@ struct Hosts {
 
 impl Hosts {
     fn new(bytes: usize, coalesce: [Option<CoalescePolicy>; 2]) -> Self {
+        Self::with_cards(1, bytes, coalesce)
+    }
+
+    fn with_cards(count: u32, bytes: usize, coalesce: [Option<CoalescePolicy>; 2]) -> Self {
         let clock = VirtualClock::default();
         let open = |coalesce: Option<CoalescePolicy>, seed| {
-            let cards = Arc::new(Loopback::with(LoopbackConfig::default().devices(1).link(LinkModel::p5())));
+            let cards =
+                Arc::new(Loopback::with(LoopbackConfig::default().devices(count).link(LinkModel::p5())));
             let cards = match coalesce {
                 Some(policy) => Staged::new(cards, StagingPolicy::Never).coalescing(policy),
                 None => Staged::new(cards, StagingPolicy::WhereRefused),
@@ -120,6 +125,27 @@ fn small_pages_reach_the_line() {
             assert!(always >= least_of_line * line, "{page} B: {always} against {line} of 64 KiB pages");
         }
     }
+}
+
+/// A card carries a request without the peer's processor, so its path counts as broken after 10 ms without progress. The
+/// requests of coalesced pages need the peer's worker, whose thread may be kept off its core for longer.
+#[test]
+fn a_busy_target_breaks_no_path() {
+    let page = 4096;
+    let hosts = Hosts::with_cards(2, TOTAL, [Some(CoalescePolicy::Always); 2]);
+    let count = TOTAL / page;
+    let from = Pages::new((0..count as u32).collect::<Vec<_>>());
+    let to = Pages::new((0..count).map(|number| place(number, count) as u32).collect::<Vec<_>>());
+    let Hosts { to_target, source, remote, fabrics, clock, .. } = &hosts;
+    let mut op = to_target.write_pages(source, &from, remote, &to, page).unwrap();
+    for _ in 0..1000 {
+        fabrics[0].step();
+        clock.advance(Duration::from_micros(100));
+    }
+    assert!(op.try_result().is_none(), "the target has not run");
+    hosts.finish(&mut op);
+    let broken = fabrics.iter().flat_map(|fabric| fabric.counters()).map(|rail| rail.paths_broken);
+    assert_eq!(broken.sum::<u64>(), 0);
 }
 
 #[test]
