@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use multirail_spi::{
-    Event, Paths, PeerSlot, Piece, RemoteKey, RemoteMemory, Result, Status, WorkKind, WorkRequest, copy,
+    Event, Paths, PeerSlot, RemoteKey, RemoteMemory, Result, Status, WorkKind, WorkRequest, copy,
 };
 
 use crate::connection::{Connection, Connections, EndpointContext};
@@ -102,7 +102,7 @@ impl Side {
 
     /// Queues the pieces of a run, as far as there is room, and returns how many.
     #[cfg(test)]
-    pub(crate) fn post(&mut self, run: &WorkRequest, pieces: &[Piece]) -> usize {
+    pub(crate) fn post(&mut self, run: &WorkRequest, pieces: &[multirail_spi::Piece]) -> usize {
         let local = self.regions.by_lkey(run.lkey);
         self.initiator.push(run, pieces, local.as_ref(), None)
     }
@@ -169,7 +169,7 @@ mod tests {
     use std::collections::HashMap;
 
     use multirail_spi::copy::CopyStrategy;
-    use multirail_spi::{Access, ErrorKind, HostBuffer, Memory};
+    use multirail_spi::{Access, ErrorKind, HostBuffer, Memory, Piece};
     use proptest::prelude::*;
 
     use super::*;

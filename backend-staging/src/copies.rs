@@ -54,7 +54,8 @@ pub(crate) enum CopyStart {
     NoRoom,
 }
 
-/// What a copy of a GPU is for. The caller marks each copy with a tag, and gets the tag back when the copy has completed.
+/// What a copy of a GPU is for. The caller marks each copy with a tag, and gets the tag back when the copy has
+/// completed.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum CopyTag {
     /// A page of a slot of this process as initiator.
@@ -86,8 +87,8 @@ struct GpuCopies {
 
 impl Copies {
     /// Begins a copy of `len` bytes. The memory at one end lies at `location`; the other end is in `buffer`, or in
-    /// plain host memory if `buffer` is `None`. [`take_completed`](Self::take_completed) returns the tag of a copy that is
-    /// under way.
+    /// plain host memory if `buffer` is `None`. [`take_completed`](Self::take_completed) returns the tag of a copy that
+    /// is under way.
     ///
     /// # Safety
     /// Both ranges are valid until the copy has completed, and there are no references into them.

@@ -3,9 +3,9 @@
 //! (`staging_buffer.rs`), and packs small ones as *pages* into one slot (`page_table.rs`). In this file, to *copy* is
 //! to copy within a process, by its processor or GPU; to *transfer* is to move bytes by the inner device.
 //!
-//! The pages of one posted run stay together: an entry of the queue holds the run (`run_queue.rs`), and a *segment* of a
-//! slot names those of its pages that the slot carries (`initiator_slot.rs`). So the work for each page is a few numbers,
-//! in loops over a segment; everything else is done once for each segment.
+//! The pages of one posted run stay together: an entry of the queue holds the run (`run_queue.rs`), and a *segment* of
+//! a slot names those of its pages that the slot carries (`initiator_slot.rs`). So the work for each page is a few
+//! numbers, in loops over a segment; everything else is done once for each segment.
 //!
 //! If the connection uses imms, a slot request *carries* the bytes and the page table of its slot: one RDMA write has all,
 //! and its imm tells the target that all have arrived (`wire.rs`). Otherwise, and for bytes that are in no slot of the
@@ -91,8 +91,8 @@ impl SlotInitiator {
         }
     }
 
-    /// Queues pieces of a run, as far as there is room, and returns how many. `run` has the ID of the first piece. `local`
-    /// is this process's region, if that is staged. `coalesced` is the peer's region, if pieces of at most
+    /// Queues pieces of a run, as far as there is room, and returns how many. `run` has the ID of the first piece.
+    /// `local` is this process's region, if that is staged. `coalesced` is the peer's region, if pieces of at most
     /// [`MAX_COALESCED`] bytes are coalesced.
     pub(crate) fn push(
         &mut self,
@@ -133,8 +133,8 @@ impl SlotInitiator {
         taken
     }
 
-    /// Queues pieces of a run that share slots, as far as there is room, and returns how many. All have the same number of
-    /// bytes. `run` has the ID of the first piece.
+    /// Queues pieces of a run that share slots, as far as there is room, and returns how many. All have the same number
+    /// of bytes. `run` has the ID of the first piece.
     pub(crate) fn push_pages(
         &mut self,
         run: &WorkRequest,
@@ -527,9 +527,9 @@ impl SlotInitiator {
                 }
                 let (to, from) = ends(at, piece.local);
                 let tag = CopyTag::Initiator { peer, slot: index, page };
-                // SAFETY: by the contract of `post`, the local span is valid until the work request has ended, and a work
-                // request does not end while a slot is busy with it; only this copy uses these bytes of the slot, and the
-                // buffer stays until no copy is under way.
+                // SAFETY: by the contract of `post`, the local span is valid until the work request has ended, and a
+                // work request does not end while a slot is busy with it; only this copy uses these bytes of the slot,
+                // and the buffer stays until no copy is under way.
                 match unsafe { context.copies.begin(location, Some(buffer), (to, from, piece.len), tag) } {
                     CopyStart::Complete(Ok(())) => {}
                     CopyStart::Complete(Err(kind)) => {

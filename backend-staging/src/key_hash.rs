@@ -4,8 +4,8 @@ use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
 
 /// A hash function for keys: the product with an odd random number (multiply-shift hashing: Dietzfelbinger and others,
-/// 1997), so that a peer that chooses keys does not know which ones collide. Each run of pages looks its region up at both
-/// ends, and the standard library's function takes 400 instructions for it.
+/// 1997), so that a peer that chooses keys does not know which ones collide. Each run of pages looks its region up at
+/// both ends, and the standard library's function takes 400 instructions for it.
 #[derive(Debug, Clone)]
 pub(crate) struct KeyHash {
     multiplier: u64,

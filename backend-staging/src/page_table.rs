@@ -1,9 +1,9 @@
 //! The page table of a slot that carries several pages: the initiator writes it into the target's slot, in front of the
 //! bytes, and names the number of pages and of the table's words in its slot request.
 //!
-//! The pages of one run have the same key, length and imm: they are a *group*. The table has a header for each group, and
-//! behind it one word for each of its pages: the offset in the region. So most of the work for a page is one word at both
-//! ends.
+//! The pages of one run have the same key, length and imm: they are a *group*. The table has a header for each group,
+//! and behind it one word for each of its pages: the offset in the region. So most of the work for a page is one word
+//! at both ends.
 //!
 //! The bytes of the pages follow the table without gaps, in the order of the table. For a read, the target puts the
 //! bytes at the same places of the initiator's slot.
@@ -41,7 +41,8 @@ pub(crate) struct PageGroup {
     pub pages: u32,
     /// The key of the target's region.
     pub key: u64,
-    /// Whether the region is staged: then the offsets have the bit [`RemoteKey::STAGED`](multirail_spi::RemoteKey::STAGED).
+    /// Whether the region is staged: then the offsets have the bit
+    /// [`RemoteKey::STAGED`](multirail_spi::RemoteKey::STAGED).
     pub is_staged: bool,
     /// The number of bytes of each page.
     pub len: u64,
@@ -78,8 +79,8 @@ impl PageGroup {
         }
     }
 
-    /// Reads a header, each word once: the peer may change it at any time. Returns it, and the words behind it. `None` if
-    /// the table ends before.
+    /// Reads a header, each word once: the peer may change it at any time. Returns it, and the words behind it. `None`
+    /// if the table ends before.
     pub(crate) fn load(table: &[AtomicU64]) -> Option<(Self, &[AtomicU64])> {
         let (words, rest) = table.split_at_checked(GROUP_WORDS)?;
         let words = std::array::from_fn(|index| words[index].load(Ordering::Relaxed));

@@ -15,8 +15,8 @@ use crate::staging_buffer::{SLOT_BYTES, SLOT_COUNT};
 
 /// The most work requests that wait for slots or are in slots.
 const MAX_QUEUED: usize = SLOT_COUNT * MAX_PAGES;
-/// The most bytes of work requests that wait for slots or are in slots, if these are more than [`SLOT_COUNT`]: twice those
-/// of all slots.
+/// The most bytes of work requests that wait for slots or are in slots, if these are more than [`SLOT_COUNT`]: twice
+/// those of all slots.
 const MAX_QUEUED_BYTES: u64 = 2 * (SLOT_COUNT * SLOT_BYTES) as u64;
 /// The most lists of pieces that are kept for reuse: more than the runs of all slots, if the runs are long.
 const MAX_SPARE: usize = 4 * SLOT_COUNT;
@@ -40,8 +40,8 @@ pub(crate) struct RunQueue {
 pub(crate) struct StagedRun {
     /// How the bytes get from and to the regions of both ends.
     pub ends: WorkEnds,
-    /// The pages of a run: each is a work request, whose ID counts up from that of the entry, and has its place in one slot.
-    /// Empty for an entry that is one work request, whose bytes may take several slots.
+    /// The pages of a run: each is a work request, whose ID counts up from that of the entry, and has its place in one
+    /// slot. Empty for an entry that is one work request, whose bytes may take several slots.
     pieces: Vec<Piece>,
     /// The number of bytes of each page.
     page_len: u64,
@@ -57,9 +57,9 @@ pub(crate) struct WorkEnds {
     /// The peer's region, if the bytes go through the target's slot: because the region is staged, or because the
     /// request is coalesced.
     pub through_slot: Option<SlotAddress>,
-    /// Whether a slot request has the imm although the peer's region is not staged. The reason: the imm is one of [those
-    /// that slots use](crate::wire::is_reserved), so the peer's endpoint would take it for its own. (If the peer's region
-    /// is staged, a slot request has the imm anyway.)
+    /// Whether a slot request has the imm although the peer's region is not staged. The reason: the imm is one of
+    /// [those that slots use](crate::wire::is_reserved), so the peer's endpoint would take it for its own. (If the
+    /// peer's region is staged, a slot request has the imm anyway.)
     pub sends_imm_in_slot_request: bool,
 }
 
@@ -103,8 +103,8 @@ impl RunQueue {
         self.entries.push(work, StagedRun { ends, ..StagedRun::default() }, needs_empty_slot);
     }
 
-    /// Adds pieces of a run that share slots, as far as there is room. Returns how many these are. All `pieces` have the same
-    /// number of bytes.
+    /// Adds pieces of a run that share slots, as far as there is room. Returns how many these are. All `pieces` have
+    /// the same number of bytes.
     pub(crate) fn push_pages(&mut self, run: &WorkRequest, mut pieces: &[Piece], ends: WorkEnds) -> usize {
         let page_len = pieces[0].len;
         let mut bytes = page_len * pieces.len() as u64;
@@ -205,9 +205,9 @@ impl RunQueue {
         pages
     }
 
-    /// Ends a segment whose slot is free now, and reports its pages. `failures` are those of single pages, by their number
-    /// in the segment; the other ones have this result, unless the entry has failed before. Returns the number of the
-    /// work request if only its imm still needs a slot.
+    /// Ends a segment whose slot is free now, and reports its pages. `failures` are those of single pages, by their
+    /// number in the segment; the other ones have this result, unless the entry has failed before. Returns the number
+    /// of the work request if only its imm still needs a slot.
     pub(crate) fn finish(
         &mut self,
         segment: &Segment,
@@ -329,7 +329,8 @@ impl StagedRun {
         &self.pieces[self.assigned..]
     }
 
-    /// The pages of a segment, which have the same number of bytes. `whole` becomes the only page if the entry, which was `posted`, is one work request.
+    /// The pages of a segment, which have the same number of bytes. `whole` becomes the only page if the entry, which
+    /// was `posted`, is one work request.
     #[inline]
     pub(crate) fn pages<'a>(
         &'a self,

@@ -1,7 +1,8 @@
 //! The target of a connection: it serves the peer's slot requests.
 //!
-//! One pass over the pages of a slot request reads the place of each page, checks it, and copies the page, if the processor
-//! copies. The pages of a group share one access to their region. What the target keeps of each page is whether it failed.
+//! One pass over the pages of a slot request reads the place of each page, checks it, and copies the page, if the
+//! processor copies. The pages of a group share one access to their region. What the target keeps of each page is
+//! whether it failed.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -278,7 +279,8 @@ impl SlotTarget {
         self.begin_copies(index, context);
     }
 
-    /// Checks and copies the pages of a slot request. Reads each of them once: the peer may change its table at any time.
+    /// Checks and copies the pages of a slot request. Reads each of them once: the peer may change its table at any
+    /// time.
     fn serve_pages(&mut self, index: usize, numbered: NumberedRequest, context: &EndpointContext<'_>) {
         let NumberedRequest { request, imm, pages, .. } = numbered;
         let slot = &mut self.slots[index];
@@ -315,9 +317,9 @@ impl SlotTarget {
         while let Some(GpuCopy { page, bytes, region, len, location }) = slot.gpu_copies.get(slot.begun) {
             let (to, from) = request.copy_ends(*bytes, *region);
             let tag = CopyTag::Target { peer, slot: index, page: *page };
-            // SAFETY: `accesses` keeps the region, whose range was checked, until the copy has completed; `len` bytes fit the
-            // slot, and the buffer stays until no copy is under way. The peer may write to the slot meanwhile: that
-            // corrupts only its own bytes.
+            // SAFETY: `accesses` keeps the region, whose range was checked, until the copy has completed; `len` bytes
+            // fit the slot, and the buffer stays until no copy is under way. The peer may write to the slot meanwhile:
+            // that corrupts only its own bytes.
             match unsafe { context.copies.begin(*location, Some(buffer), (to, from, *len), tag) } {
                 CopyStart::Complete(result) => slot.failures.extend(result.err().map(|kind| (*page, kind))),
                 CopyStart::UnderWay => slot.copying += 1,
@@ -414,8 +416,8 @@ struct PagePass<'a> {
 }
 
 impl PagePass<'_> {
-    /// Serves the next pages, which are a group and have these offsets in their region: checks each of them, and copies it
-    /// or leaves the copy to the region's GPU.
+    /// Serves the next pages, which are a group and have these offsets in their region: checks each of them, and copies
+    /// it or leaves the copy to the region's GPU.
     fn serve(&mut self, group: PageGroup, offsets: &[AtomicU64]) {
         let pages = self.slot.pages..self.slot.pages + offsets.len();
         let (place, end) = (self.place, self.place + group.len * offsets.len() as u64);
@@ -448,8 +450,8 @@ impl PagePass<'_> {
         accesses.last().ok_or(ErrorKind::RemoteAccess)?.range_of(group.len)
     }
 
-    /// Copies pages of `len` bytes that are in this range of a region, or leaves the copies to its GPU. The first page has
-    /// this number and this place in the slot.
+    /// Copies pages of `len` bytes that are in this range of a region, or leaves the copies to its GPU. The first page
+    /// has this number and this place in the slot.
     fn copy(&mut self, range: PageRange, len: u64, (first, place): (usize, u64), offsets: &[AtomicU64]) {
         let TargetSlot { failures, skipped, gpu_copies, .. } = &mut *self.slot;
         // Each offset is read once: the peer may change it at any time.
@@ -477,8 +479,8 @@ impl PagePass<'_> {
                 let page = page_of(bytes);
                 GpuCopy { page, bytes, region, len, location }
             })),
-            // SAFETY: `accesses` keeps the region, in whose bounds `range` is; the caller has checked that the pages are in
-            // the slot. The peer may write to the slot meanwhile: that corrupts only its own bytes.
+            // SAFETY: `accesses` keeps the region, in whose bounds `range` is; the caller has checked that the pages
+            // are in the slot. The peer may write to the slot meanwhile: that corrupts only its own bytes.
             (MemoryLocation::Host, SlotRequestKind::Read) => unsafe {
                 let ends = pages.map(|(bytes, region)| (bytes, region.cast_const()));
                 copy::copy_each(CopyStrategy::Plain, ends, len as usize);

@@ -90,8 +90,8 @@ pub(crate) struct NumberedRequest {
     /// The imm that the target reports once the bytes are in its region. `None` for a read.
     pub imm: Option<u32>,
     /// The number of pages whose table is in the target's slot ([`page_table`](crate::page_table)). Then the key of
-    /// `request` means nothing, its offset is the number of the table's words, and its length is that of all pages. 0 if
-    /// `request` names the only range.
+    /// `request` means nothing, its offset is the number of the table's words, and its length is that of all pages. 0
+    /// if `request` names the only range.
     pub pages: u16,
     /// Whether the RDMA write of the slot request also carries the page table, or bytes, or both. The target then takes
     /// the request only once the [`SlotImm`] of that write has come: the words may arrive before the bytes.

@@ -127,8 +127,8 @@ fn small_pages_reach_the_line() {
     }
 }
 
-/// A card carries a request without the peer's processor, so its path counts as broken after 10 ms without progress. The
-/// requests of coalesced pages need the peer's worker, whose thread may be kept off its core for longer.
+/// A card carries a request without the peer's processor, so its path counts as broken after 10 ms without progress.
+/// The requests of coalesced pages need the peer's worker, whose thread may be kept off its core for longer.
 #[test]
 fn a_busy_target_breaks_no_path() {
     let page = 4096;
