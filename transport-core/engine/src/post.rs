@@ -69,8 +69,9 @@ impl Engine {
         let mut unplaced = Unplaced::default();
         let is_unreached = error.as_ref().is_some_and(|error| error.kind() == ErrorKind::DeviceLost);
         let is_warm_up = matches!(work.shape, Shape::WarmUp { .. });
-        if is_unreached && !is_warm_up && self.may_return(link, work.kind) {
-            // All paths that can carry the operation are broken. It waits until one comes back.
+        if is_unreached && !is_warm_up && (self.may_return(link, work.kind) || self.may_go_around(peer, work))
+        {
+            // All paths that can carry the operation are broken. It waits until one comes back, or goes over another group.
             error = None;
             unplaced = Unplaced::of(work);
         }
@@ -132,6 +133,7 @@ impl Engine {
         }
         if self.active[id.index as usize].as_ref().is_some_and(|active| !active.unplaced.is_empty()) {
             self.await_takers(id.index);
+            self.settle_handed_over(id.index);
         }
         // With a piece to post, the operation is not over. If posting has failed, `fail_with` has ended the operation.
         if unposted == 0 {
@@ -407,13 +409,15 @@ impl Engine {
         let index = index.or_else(|| active.rails.iter().position(ActiveRail::usable));
         let Some(rail) = index.map(|index| &mut active.rails[index]) else {
             let link = active.link;
-            if self.may_return(link, WorkKind::Write) {
+            let may_return = self.may_return(link, WorkKind::Write);
+            let Some(active) = &mut self.active[op as usize] else { return };
+            active.unposted = 1;
+            if may_return {
                 // Until a path comes back.
-                return self.active[op as usize].as_mut().into_iter().for_each(|active| active.unposted = 1);
+                return;
             }
             let why = "all rails to the peer were lost before the imm was sent";
-            self.fail_op(op, Error::new(ErrorKind::DeviceLost, "write", why));
-            return;
+            return self.leave_group(op, Error::new(ErrorKind::DeviceLost, "write", why));
         };
         rail.range = RailRange { start: 0, end: 1 };
         rail.next = 0;

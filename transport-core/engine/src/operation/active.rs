@@ -20,7 +20,7 @@ use crate::{Error, Time, Trigger};
 const FAR_BEHIND: u32 = 8;
 
 /// What the engine posts for an operation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Stage {
     /// The pieces.
     Data,
@@ -30,6 +30,9 @@ pub(crate) enum Stage {
     Flush,
     /// The one imm without bytes that announces the delivered bytes.
     Imm,
+    /// Nothing: another rail group carries the rest ([`Continuation`](super::Continuation)), the imm included. It counts as
+    /// one outstanding request.
+    Elsewhere,
 }
 
 /// An operation that the engine has activated. It owns `work`, and so every region that the hardware may touch,
@@ -271,6 +274,40 @@ impl ActiveOp {
         true
     }
 
+    /// Whether another rail group may carry what is left. Pieces and an imm may change the group, a flush may not.
+    pub fn may_change_group(&self) -> bool {
+        self.error.is_none() && matches!(self.stage, Stage::Data | Stage::Imm) && self.work.may_change_group()
+    }
+
+    /// Takes all that is not delivered, for another rail group. Nothing may be outstanding.
+    #[cold]
+    pub fn take_rest(&mut self) -> Work {
+        let is_imm = self.stage == Stage::Imm;
+        let mut ranges = std::mem::take(&mut self.unplaced).ranges;
+        for share in &mut self.rails {
+            let left = RailRange { start: share.next, end: share.range.end };
+            share.range.end = share.next;
+            (share.queued, share.is_handed_over) = (false, false);
+            if !is_imm && left.len() > 0 {
+                share.bytes -= self.work.shape.bytes_of(left.start..left.end);
+                ranges.push(left);
+            }
+        }
+        (self.stage, self.unposted, self.outstanding) = (Stage::Elsewhere, 0, 1);
+        if is_imm {
+            return self.work.imm_alone();
+        }
+        ranges.sort_unstable_by_key(|range| range.start);
+        ranges.dedup_by(|next, last| {
+            let follows = last.end == next.start;
+            if follows {
+                last.end = next.end;
+            }
+            follows
+        });
+        self.work.part_of(&ranges)
+    }
+
     /// Whether the operation has to send its imm, and no rail reached the peer when it was to.
     pub fn awaits_rail_for_imm(&self) -> bool {
         self.stage == Stage::Imm
@@ -452,7 +489,7 @@ impl ActiveOp {
     pub fn piece_imm(&self) -> Option<u32> {
         match self.stage {
             Stage::Data => self.work.imm_of_pieces(),
-            Stage::Flush => None,
+            Stage::Flush | Stage::Elsewhere => None,
             Stage::Imm => self.work.imm,
         }
     }
@@ -484,7 +521,7 @@ impl ActiveOp {
     pub fn piece_bytes(&self) -> u64 {
         match self.stage {
             Stage::Data => self.work.shape.piece_bytes().min(self.work.shape.bytes()),
-            Stage::Flush | Stage::Imm => 0,
+            Stage::Flush | Stage::Imm | Stage::Elsewhere => 0,
         }
     }
 
