@@ -1667,6 +1667,7 @@ impl Engine {
 
     /// Gives an operation its error, if it has none yet, and posts no more of it. The operation ends once none of its
     /// requests is posted.
+    #[cold]
     pub(super) fn fail_op(&mut self, op: u32, error: Error) {
         let Some(active) = &mut self.active[op as usize] else { return };
         active.error.get_or_insert(error);
@@ -1675,6 +1676,7 @@ impl Engine {
     }
 
     /// Fails an operation with the status of one of its requests.
+    #[cold]
     pub(super) fn fail_with(&mut self, op: u32, rail: usize, status: Status) {
         let text = self.rails[rail].endpoint.describe(status);
         let active = self.active[op as usize].as_ref();
