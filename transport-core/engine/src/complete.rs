@@ -1088,7 +1088,7 @@ impl Engine {
         let Some(active) = &mut self.active[op as usize] else { return };
         let bytes = match active.stage {
             Stage::Data => active.replay(rail, pieces.iter().map(|posted| posted.piece)),
-            Stage::Flush | Stage::Imm | Stage::Elsewhere => {
+            Stage::Flush | Stage::Imm => {
                 active.outstanding -= requests;
                 active.work_requests -= requests;
                 0
@@ -1593,7 +1593,7 @@ impl Engine {
             return;
         }
         let imm_comes_last = active.work.imm_comes_last();
-        if active.stage < Stage::Imm
+        if active.stage != Stage::Imm
             && active.error.is_none()
             // `is_announced`: something else than this operation's imm announces the bytes, so they have to be visible before.
             && (imm_comes_last || self.needs_flushes && active.work.is_announced())
@@ -1667,7 +1667,6 @@ impl Engine {
 
     /// Gives an operation its error, if it has none yet, and posts no more of it. The operation ends once none of its
     /// requests is posted.
-    #[cold]
     pub(super) fn fail_op(&mut self, op: u32, error: Error) {
         let Some(active) = &mut self.active[op as usize] else { return };
         active.error.get_or_insert(error);
@@ -1676,7 +1675,6 @@ impl Engine {
     }
 
     /// Fails an operation with the status of one of its requests.
-    #[cold]
     pub(super) fn fail_with(&mut self, op: u32, rail: usize, status: Status) {
         let text = self.rails[rail].endpoint.describe(status);
         let active = self.active[op as usize].as_ref();
@@ -1714,7 +1712,7 @@ impl Engine {
         let Some(active) = &mut self.active[op as usize] else { return };
         active.stopped = true;
         self.next_deadline = self.next_deadline.min(active.deadline);
-        if active.stage == Stage::Elsewhere
+        if active.is_elsewhere
             && let Some(continuation) = self.handle.continuation_of(active.id)
         {
             continuation.cancel();
@@ -1740,7 +1738,7 @@ impl Engine {
                 self.complete_early(op, error);
                 // An abort does not end requests that wait for a fence. Another rail group aborts its own.
                 let is_elsewhere =
-                    self.active[op as usize].as_ref().is_some_and(|active| active.stage == Stage::Elsewhere);
+                    self.active[op as usize].as_ref().is_some_and(|active| active.is_elsewhere);
                 if !is_elsewhere && !self.waits_for_fence_alone(op) {
                     self.abort_link(link);
                 }

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use foldhash::HashMap;
 
 use super::event_hash::{EventHash, HashedEvent};
-use super::operation::{ActiveOp, ActiveRail, Drains, LocalUse, Revocations, Stage};
+use super::operation::{ActiveOp, ActiveRail, Drains, LocalUse, Revocations};
 use super::peer::{
     ArrivalKind, EarlyEvents, Fence, Fences, LinkState, PathProbes, PeerState, SlotLink, UnconfirmedFailures,
 };
@@ -345,10 +345,10 @@ impl Engine {
         self.rails.clear();
         for active in self.active.iter_mut().filter_map(Option::take) {
             active.leave_backlog(self.handle.group);
-            let (id, stage) = (active.id, active.stage);
+            let (id, is_elsewhere) = (active.id, active.is_elsewhere);
             active.work.note_failed();
             drop(active);
-            if stage != Stage::Elsewhere {
+            if !is_elsewhere {
                 self.handle.table.finish(id, Err(error.clone()));
             }
         }
@@ -700,7 +700,7 @@ impl Engine {
         let running = self.active.iter_mut().flatten().take(self.running);
         // An operation that waits for its trigger cannot make progress.
         // One that goes on over another rail group makes its progress there.
-        let running = running.filter(|op| op.trigger.is_none() && op.stage != Stage::Elsewhere);
+        let running = running.filter(|op| op.trigger.is_none() && !op.is_elsewhere);
         let running = running.map(|op| (op.id, op.last_progress(), &mut op.stalled));
         let revocations = self.revocations.iter_mut();
         let revocations = revocations.filter_map(|op| Some((op.id?, op.submitted_at, &mut op.stalled)));

@@ -20,7 +20,7 @@ use crate::{Error, Time, Trigger};
 const FAR_BEHIND: u32 = 8;
 
 /// What the engine posts for an operation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stage {
     /// The pieces.
     Data,
@@ -30,9 +30,6 @@ pub(crate) enum Stage {
     Flush,
     /// The one imm without bytes that announces the delivered bytes.
     Imm,
-    /// Nothing: another rail group carries the rest ([`Continuation`](super::Continuation)), the imm included. It counts as
-    /// one outstanding request.
-    Elsewhere,
 }
 
 /// An operation that the engine has activated. It owns `work`, and so every region that the hardware may touch,
@@ -75,6 +72,9 @@ pub(crate) struct ActiveOp {
     /// Pieces that are posted and not acknowledged, over all rails.
     pub outstanding: u32,
     pub work_requests: u32,
+    /// Whether another rail group carries the rest ([`Continuation`](super::Continuation)), the imm included. It counts as
+    /// one outstanding request, and the stage is `Imm`: this engine sends none any more.
+    pub is_elsewhere: bool,
     /// The error that the operation will end with once nothing is outstanding.
     pub error: Option<Error>,
     /// Whether `Engine::stop` has stopped the operation, for a cancel or for a revoked region. If the operation is not
@@ -276,7 +276,10 @@ impl ActiveOp {
 
     /// Whether another rail group may carry what is left. Pieces and an imm may change the group, a flush may not.
     pub fn may_change_group(&self) -> bool {
-        self.error.is_none() && matches!(self.stage, Stage::Data | Stage::Imm) && self.work.may_change_group()
+        self.error.is_none()
+            && self.stage != Stage::Flush
+            && !self.is_elsewhere
+            && self.work.may_change_group()
     }
 
     /// Takes all that is not delivered, for another rail group. Nothing may be outstanding.
@@ -293,7 +296,8 @@ impl ActiveOp {
                 ranges.push(left);
             }
         }
-        (self.stage, self.unposted, self.outstanding) = (Stage::Elsewhere, 0, 1);
+        (self.is_elsewhere, self.stage) = (true, Stage::Imm);
+        (self.unposted, self.outstanding) = (0, 1);
         if is_imm {
             return self.work.imm_alone();
         }
@@ -489,7 +493,7 @@ impl ActiveOp {
     pub fn piece_imm(&self) -> Option<u32> {
         match self.stage {
             Stage::Data => self.work.imm_of_pieces(),
-            Stage::Flush | Stage::Elsewhere => None,
+            Stage::Flush => None,
             Stage::Imm => self.work.imm,
         }
     }
@@ -521,7 +525,7 @@ impl ActiveOp {
     pub fn piece_bytes(&self) -> u64 {
         match self.stage {
             Stage::Data => self.work.shape.piece_bytes().min(self.work.shape.bytes()),
-            Stage::Flush | Stage::Imm | Stage::Elsewhere => 0,
+            Stage::Flush | Stage::Imm => 0,
         }
     }
 
