@@ -373,6 +373,34 @@ fn the_share_of_a_lost_group_goes_on() {
     }
 }
 
+/// Bytes become visible a while after their completion, and an imm of another device does not wait for them. What the lost
+/// group has delivered can not be flushed any more, so no other group may announce it.
+#[test]
+fn bytes_that_nobody_can_flush_are_not_announced() {
+    let (mut done, mut lost) = (0, 0);
+    for at in (0..24).map(|step| Time::from_nanos(step * 10_000)) {
+        let lose_devices_at = vec![(0, at), (1, at)];
+        let visible_after = Duration::from_micros(40);
+        let hosts = Hosts::new(2, LinkModel { lose_devices_at, visible_after, ..model(2) });
+        let mut op = hosts.write(&imm());
+        let result = hosts.result(&mut op);
+        match result {
+            Ok(_) => {
+                hosts.check_written();
+                done += 1;
+            }
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::DeviceLost, "{error}");
+                lost += 1;
+            }
+        }
+        let imms = hosts.to_initiator.imm(3).count();
+        assert_eq!(imms, u64::from(op.receipt().is_some()), "lost at {at:?}");
+        hosts.check_quiet();
+    }
+    assert!(done > 0 && lost > 0, "{done} done, {lost} lost");
+}
+
 /// While an operation waits for its trigger, its group is lost.
 #[test]
 fn a_trigger_that_is_due_after_the_loss() {

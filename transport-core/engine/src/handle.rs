@@ -389,3 +389,29 @@ impl EngineHandle {
         self.links.lock().unwrap_or_else(PoisonError::into_inner).free.push(index);
     }
 }
+
+#[cfg(test)]
+impl EngineHandle {
+    /// A handle without an engine: the test completes the operations.
+    pub(crate) fn without_engine() -> Arc<Self> {
+        use crate::flow_control::EvenShares;
+
+        let wakeup = crate::WakeupPipe::new().unwrap().handle().try_clone().unwrap();
+        let receiver_credits = ReceiverCredits::new("none".into(), u64::MAX, 1, Arc::new(EvenShares));
+        let setup = HandleSetup {
+            transport: TransportIndex::FIRST,
+            group: GroupIndex::FIRST,
+            first_rail: 0,
+            posting: Posting::default(),
+            transport_label: "none".into(),
+            label: "none".into(),
+            devices: Vec::new(),
+            max_operations: 8,
+            records: 1,
+            stall_monitor: Arc::new(StallMonitor::new(Duration::MAX)),
+            receiver_credits: Arc::new(receiver_credits),
+            for_notifications: false,
+        };
+        Arc::new(Self::new(setup, wakeup))
+    }
+}

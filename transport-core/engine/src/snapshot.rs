@@ -112,7 +112,9 @@ impl<'a> Describer<'a> {
             .map(|trigger| WaitReason::Trigger { value: trigger.value(), now: trigger.now() })
             .into_iter()
             .collect();
-        if let Some(continuation) = self.engine.handle.continuation_of(active.id) {
+        if active.is_elsewhere
+            && let Some(continuation) = self.engine.handle.continuation_of(active.id)
+        {
             let transport = continuation.engine().label.clone();
             waits.push(WaitReason::OtherGroup { transport, rest: continuation.rest() });
         }

@@ -94,3 +94,85 @@ impl Wake for Continuation {
         Arc::clone(&self.home).control(Control::Continued(self));
     }
 }
+
+#[cfg(all(test, not(multirail_loom)))]
+mod tests {
+    use super::*;
+    use crate::{Error, ErrorKind};
+
+    /// An operation that goes on, over engines that the test stands for.
+    fn continued() -> (Arc<Continuation>, Arc<EngineHandle>, Arc<EngineHandle>) {
+        let (home, engine) = (EngineHandle::without_engine(), EngineHandle::without_engine());
+        let (first, rest) = (home.insert("test").unwrap(), engine.insert("test").unwrap());
+        let continuation = Continuation::new(Arc::clone(&home), first, Arc::clone(&engine), rest);
+        let continuation = Arc::new(continuation);
+        home.add_continuation(Arc::clone(&continuation));
+        (continuation, home, engine)
+    }
+
+    fn news(home: &EngineHandle) -> usize {
+        std::iter::from_fn(|| home.controls.pop())
+            .filter(|control| matches!(control, Control::Continued(_)))
+            .count()
+    }
+
+    #[test]
+    fn an_early_result_is_news_and_the_last_byte_ends_it_once() {
+        let (continuation, home, engine) = continued();
+        assert!(continuation.poll().is_none());
+        assert_eq!(news(&home), 0);
+        let late = || Error::new(ErrorKind::DeadlineExceeded, "test", "");
+        engine.table.complete(continuation.rest(), Err(late()));
+        assert_eq!(news(&home), 1);
+        assert!(continuation.poll().is_none());
+        engine.table.finish(continuation.rest(), Ok(Outcome::default()));
+        assert_eq!(news(&home), 1);
+        let (result, receipt) = continuation.poll().unwrap();
+        assert_eq!((result.unwrap_err().kind(), receipt), (ErrorKind::DeadlineExceeded, None));
+        assert!(continuation.poll().is_none());
+        assert_eq!(engine.table.in_use(), 0);
+    }
+
+    #[test]
+    fn a_rest_that_has_ended_before_it_is_polled() {
+        let (continuation, _home, engine) = continued();
+        engine.table.finish(continuation.rest(), Ok(Outcome::of_bytes(7)));
+        assert_eq!(continuation.poll().unwrap().0.unwrap().bytes, 7);
+    }
+
+    /// The first engine is closed: the first operation still ends only once its rest has, and by the thread that ends that.
+    #[test]
+    fn a_closed_engine_ends_the_first_operation_with_the_rest() {
+        let (continuation, home, engine) = continued();
+        let first = continuation.first();
+        home.close();
+        home.control(Control::Continued(Arc::clone(&continuation)));
+        assert!(!home.table.is_quiesced(first));
+        let closed = || Error::new(ErrorKind::Closed, "test", "");
+        engine.table.complete(continuation.rest(), Err(closed()));
+        assert!(!home.table.is_quiesced(first));
+        engine.table.finish(continuation.rest(), Err(closed()));
+        assert!(home.table.is_quiesced(first));
+        assert!(home.continuations().is_empty());
+        assert_eq!(home.table.try_result(first).unwrap().unwrap_err().kind(), ErrorKind::Closed);
+        assert_eq!(Arc::strong_count(&home), 2, "the continuation alone still has the engine");
+    }
+
+    /// The rest ends in another thread while this one polls.
+    #[test]
+    fn no_news_is_lost_between_threads() {
+        for _ in 0..if cfg!(miri) { 3 } else { 2000 } {
+            let (continuation, home, engine) = continued();
+            let rest = continuation.rest();
+            let ends = std::thread::spawn(move || {
+                engine.table.complete(rest, Ok(Outcome::default()));
+                engine.table.quiesce(rest);
+            });
+            let mut ended = continuation.poll().is_some();
+            while !ended {
+                ended = news(&home) > 0 && continuation.poll().is_some();
+            }
+            ends.join().unwrap();
+        }
+    }
+}
