@@ -396,7 +396,9 @@ fn bytes_that_nobody_can_flush_are_not_announced() {
         }
         let imms = hosts.to_initiator.imm(3).count();
         assert_eq!(imms, u64::from(op.receipt().is_some()), "lost at {at:?}");
-        hosts.check_quiet();
+        if imms == 1 {
+            hosts.check_quiet();
+        }
     }
     assert!(done > 0 && lost > 0, "{done} done, {lost} lost");
 }

@@ -1386,9 +1386,12 @@ impl Engine {
     /// The link over which an operation goes on if no rail of this group can carry what is left.
     fn link_around<'a>(&self, active: &'a ActiveOp) -> Option<&'a Link> {
         // Nobody finds out when the bytes that a lost rail has delivered are visible, and another group's imm would announce
-        // them.
+        // them. What is outstanding may turn out not to have arrived.
         let is_flushed = active.work.imm_comes_last() || active.work.is_announced();
-        let is_unflushed = self.needs_flushes && is_flushed && active.rails.iter().any(ActiveRail::is_used);
+        let is_unflushed = self.needs_flushes
+            && is_flushed
+            && active.outstanding == 0
+            && active.rails.iter().any(ActiveRail::has_posted);
         let may_change = active.may_change_group() && !is_unflushed;
         may_change.then(|| active.peer.link_around(self.handle.group, &active.work)).flatten()
     }

@@ -213,6 +213,11 @@ impl ActiveRail {
         self.is_used() && !(self.is_handed_over && self.posted() == 0)
     }
 
+    /// Whether requests are posted on the rail, or have ended well.
+    pub fn has_posted(&self) -> bool {
+        self.posted() > 0
+    }
+
     /// The number of pieces that are posted.
     fn posted(&self) -> u32 {
         self.posted_before + (self.next - self.range.start)
