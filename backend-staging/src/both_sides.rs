@@ -106,6 +106,7 @@ impl Side {
             target.advance(context);
             initiator.advance(false, context);
         });
+        self.copies.make_room();
         while let Some((tag, result)) = self.copies.take_completed() {
             self.with(|initiator, target, context| match tag {
                 CopyTag::Initiator { slot, page, .. } => initiator.on_copied((slot, page), result, context),
@@ -434,6 +435,39 @@ mod tests {
         assert_eq!((pages.there.outbox.len(), bytes_of(&pages.far, 0, 8192)), (0, vec![2; 8192]));
         assert_eq!(pages.run(), 2);
         assert!(pages.have_succeeded() && bytes_of(&pages.far, 0, 8192) == vec![1; 8192]);
+    }
+
+    /// A cancel that fails a slot request on its way does not end before the target has answered: the request may have
+    /// arrived.
+    #[test]
+    fn a_cancel_waits_for_the_target() {
+        let aborted = Err(Status { kind: ErrorKind::Cancelled, code: 0 });
+        for has_arrived in [true, false] {
+            let mut pages = Pages::new(true);
+            pages.post(WorkKind::Write);
+            let request = pages.here.outbox[0];
+            if has_arrived {
+                carry_out(&request);
+                pages.there.on_imm(request.imm.expect("an imm"));
+            }
+            pages.here.with(|initiator, _, context| {
+                // The device has it already.
+                let posted = std::mem::take(context.outbox);
+                initiator.stop(ErrorKind::Cancelled, context);
+                context.outbox.extend(posted);
+            });
+            pages.here.end(0, aborted);
+            assert!(pages.here.events.is_empty(), "the target may be serving the request");
+            if has_arrived {
+                pages.there.advance();
+            }
+            assert_eq!(pages.run(), 2, "a request to cancel, and a response");
+            assert!(pages.here.events.drain(..).all(|event| matches!(event, Event::Failed { .. })));
+            assert_eq!(bytes_of(&pages.far, 0, 8192), vec![if has_arrived { 1 } else { 2 }; 8192]);
+            pages.post(WorkKind::Write);
+            assert_eq!(pages.run(), 2);
+            assert!(pages.have_succeeded());
+        }
     }
 
     /// A slot request that was written twice has two imms. The second one may come after that of the next slot request,

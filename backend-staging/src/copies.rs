@@ -8,10 +8,14 @@ use multirail_spi::{
     copy::{self, CopyStrategy},
 };
 
-use crate::staging_buffer::StagingBuffer;
+use crate::staging_buffer::{SLOT_BYTES, StagingBuffer};
 
 /// The most multiprocessors of a GPU that a copy uses: loopback's default.
 const BLOCKS: u32 = 32;
+
+/// The bytes that the processor copies before the endpoint posts what the copies are for, and polls the device: those of
+/// a slot. So the device and the peer work on one slot while the processor copies the next one.
+const MAX_COPIED: u64 = SLOT_BYTES as u64;
 
 /// Where memory lies. The location decides what copies it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,6 +58,10 @@ pub(crate) enum CopyTag {
 #[derive(Default)]
 pub(crate) struct Copies {
     gpus: Vec<GpuCopies>,
+    /// Bytes that the processor has copied since [`make_room`](Self::make_room).
+    copied: u64,
+    /// Whether a copy of the processor has found no room.
+    has_refused: bool,
     completed: VecDeque<(CopyTag, Result<(), ErrorKind>)>,
 }
 
@@ -80,6 +88,11 @@ impl Copies {
         tag: CopyTag,
     ) -> bool {
         let MemoryLocation::Gpu(ordinal, reach) = location else {
+            if self.copied >= MAX_COPIED {
+                self.has_refused = true;
+                return false;
+            }
+            self.copied += len;
             // SAFETY: by the caller.
             unsafe { copy::copy(CopyStrategy::Plain, to, from, len as usize) };
             self.completed.push_back((tag, Ok(())));
@@ -119,6 +132,17 @@ impl Copies {
         Ok(&mut self.gpus[index])
     }
 
+    /// Makes room for copies of the processor: a role of a connection copies [`MAX_COPIED`] bytes, and at most one copy
+    /// more, in one poll.
+    pub(crate) fn make_room(&mut self) {
+        self.copied = 0;
+    }
+
+    /// Whether a copy of the processor has found no room since the last call. The caller then polls again at once.
+    pub(crate) fn take_refused(&mut self) -> bool {
+        std::mem::take(&mut self.has_refused)
+    }
+
     /// Launches the GPU copies that have begun, as far as the GPUs have room, and notices those that have completed.
     pub(crate) fn launch(&mut self) {
         for gpu in &mut self.gpus {
@@ -126,9 +150,8 @@ impl Copies {
         }
     }
 
-    /// Launches as [`launch`](Self::launch), and takes one completed copy: its tag and its result.
+    /// Takes one completed copy: its tag and its result. [`launch`](Self::launch) finds those of GPUs.
     pub(crate) fn take_completed(&mut self) -> Option<(CopyTag, Result<(), ErrorKind>)> {
-        self.launch();
         self.completed.pop_front()
     }
 

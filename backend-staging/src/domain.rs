@@ -85,6 +85,7 @@ impl StagedDomain {
         }
         capabilities.ordering = Ordering::empty();
         capabilities.round_trip += ADDED_ROUND_TRIP;
+        capabilities.staging_delay += ADDED_ROUND_TRIP;
         Ok(Self(Arc::new(DomainState {
             inner,
             regions: Arc::default(),

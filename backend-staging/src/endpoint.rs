@@ -261,17 +261,27 @@ impl StagedEndpoint {
             }
             self.with_peer(PeerSlot(index as u32), |initiator, target, context| {
                 if context.events.len() < MAX_QUEUED_EVENTS {
+                    context.copies.make_room();
                     target.advance(context);
                 }
+                context.copies.make_room();
                 initiator.advance(more_may_follow, context);
             });
+            self.finish_copies();
             self.post_outbox(index);
         }
+        self.made_progress |= self.copies.take_refused();
         self.advance_copies();
     }
 
     /// Launches copies, and continues with the slots and receives whose copies have completed.
     fn advance_copies(&mut self) {
+        self.copies.launch();
+        self.finish_copies();
+    }
+
+    /// Continues with the slots and receives whose copies have completed.
+    fn finish_copies(&mut self) {
         while let Some((tag, result)) = self.copies.take_completed() {
             self.made_progress = true;
             match tag {

@@ -99,6 +99,7 @@ impl StagedReceives {
         // SAFETY: the receive is outstanding, so its buffer is valid by the contract of `post_recv`. The device has
         // written `len` bytes, which are within both buffers.
         while !unsafe { copies.begin(receive.region.location, None, ends, CopyTag::Receive { id }) } {
+            copies.make_room();
             copies.launch();
         }
     }

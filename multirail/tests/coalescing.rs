@@ -110,7 +110,7 @@ fn speed_of(count: usize, page: usize, policy: CoalescePolicy, is_read: bool) ->
 fn small_pages_reach_the_line() {
     for is_read in [false, true] {
         let line = speed(64 << 10, CoalescePolicy::Never, is_read);
-        for (page, least_gain, least_of_line) in [(4 << 10, 3.0, 0.85), (1 << 10, 8.0, 0.8)] {
+        for (page, least_gain, least_of_line) in [(4 << 10, 3.0, 0.95), (1 << 10, 8.0, 0.95)] {
             let [never, always] =
                 [CoalescePolicy::Never, CoalescePolicy::Always].map(|policy| speed(page, policy, is_read));
             println!(
@@ -125,9 +125,10 @@ fn small_pages_reach_the_line() {
 #[test]
 fn auto_chooses_the_faster_way() {
     use CoalescePolicy::{Always, Auto, Never};
-    for (count, page) in
-        [(4096, 4096), (16_384, 1024), (1024, 16 << 10), (256, 64 << 10), (4, 4096), (16, 1024)]
-    {
+    let large = [(4096, 4096), (16_384, 1024), (1024, 16 << 10), (256, 64 << 10)];
+    // Of one slot, the model counts the copies, which take no time here: 64 pages of 4 KiB stay direct.
+    let small = [(256, 4096), (512, 1024), (4, 4096), (16, 1024)];
+    for (count, page) in large.into_iter().chain(small) {
         for is_read in [false, true] {
             let [never, always, auto] =
                 [Never, Always, Auto].map(|policy| speed_of(count, page, policy, is_read));

@@ -169,6 +169,7 @@ impl WayPlan {
             requests_per_s: cards * profile.card.ops_per_s.unwrap_or(0) as f64,
             latency_ns: Self::latency_ns(profile),
             request_ns: costs.request_ns(page) * sharing,
+            byte_ns: 0.0,
             gather_entries: profile.gather_entries,
             entry_ns: costs.entry_ns() * sharing,
             max_request: 0,

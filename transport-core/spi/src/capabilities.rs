@@ -138,6 +138,8 @@ pub struct Capabilities {
     /// harm than one that is too short. With `Progress::Auto` and a known line rate, the send window begins with what
     /// the line carries in two round trips.
     pub round_trip: Duration,
+    /// The part of `round_trip` that staging adds, which requests that the device carries out directly do not take.
+    pub staging_delay: Duration,
     /// The number of arrivals (imms and messages) for which the completion queue has room, beside the completions of
     /// `send_depth` requests. Further arrivals are lost. `u64::MAX` if a full queue makes the senders wait instead.
     pub arrival_depth: u64,
@@ -191,6 +193,7 @@ impl Capabilities {
             link_bits_per_s: None,
             requests_per_s: None,
             round_trip: Duration::from_micros(20),
+            staging_delay: Duration::ZERO,
             arrival_depth: 1024,
             progress: Progress::Manual,
             abort_scope: AbortScope::Endpoint,

@@ -38,6 +38,7 @@
 //!     requests_per_s: 3.24e6,
 //!     latency_ns: 17_000.0,
 //!     request_ns: 180.0,
+//!     byte_ns: 0.0,
 //!     gather_entries: 1,
 //!     entry_ns: 57.0,
 //!     max_request: 1 << 20,
@@ -147,6 +148,9 @@ pub struct WayCosts {
     pub latency_ns: f64,
     /// The initiator's processor time per work request: engine, backend, provider and driver.
     pub request_ns: f64,
+    /// Each side's processor time per byte of a work request: that of a kernel which copies bytes into and out of sockets.
+    /// 0: devices move the bytes.
+    pub byte_ns: f64,
     /// The entries of a request's gather list (`max_sge`). 1 or 0: there is none.
     pub gather_entries: u32,
     /// The initiator's processor time per page that shares a work request with others: to find its neighbours, or for
@@ -268,7 +272,9 @@ impl WayCosts {
             requests,
             line_ns: ns_at(load.bytes as f64, self.line_bytes_per_s),
             requests_ns: ns_at(requests as f64, self.requests_per_s),
-            cpu_ns: requests as f64 * self.request_ns + entries as f64 * self.entry_ns,
+            cpu_ns: requests as f64 * self.request_ns
+                + entries as f64 * self.entry_ns
+                + load.bytes as f64 * self.byte_ns,
             copy_ns: 0.0,
             slots_ns: 0.0,
             fill_ns: self.latency_ns,
@@ -281,8 +287,9 @@ impl WayCosts {
         let (pages, slots_f) = (load.pages as f64, slots as f64);
         let table = pages * costs.page_entry_bytes as f64;
         let cpu = |side: &SlotCosts| slots_f * side.slot_ns + pages * side.page_ns;
-        let source_cpu = cpu(&costs.source) + requests as f64 * self.request_ns;
-        let target_cpu = cpu(&costs.target) + slots_f * self.request_ns;
+        let moved = (load.bytes as f64 + table) * self.byte_ns;
+        let source_cpu = cpu(&costs.source) + requests as f64 * self.request_ns + moved;
+        let target_cpu = cpu(&costs.target) + slots_f * self.request_ns + moved;
         let copy = |side: &SlotCosts, cpu: f64| {
             let copy = pages * side.copy.page_ns + load.bytes as f64 * side.copy.byte_ns;
             if side.copy.on_processor { copy + cpu } else { copy }
@@ -376,6 +383,7 @@ mod tests {
             requests_per_s: 3.24e6,
             latency_ns: 17_000.0,
             request_ns: 180.0,
+            byte_ns: 0.0,
             gather_entries: 1,
             entry_ns: 57.0,
             max_request: 1 << 30,
@@ -445,6 +453,19 @@ mod tests {
         let costs = WayCosts { coalescing: None, ..p5(GPU) };
         assert_eq!(costs.choose(&PageLoad::scattered(65_536, 4096)).way, Way::Direct);
         assert_eq!(costs.stages(Way::Coalesced, &PageLoad::scattered(65_536, 4096)), None);
+    }
+
+    /// A kernel that copies all bytes leaves less to gain: both ways pay for that.
+    #[test]
+    fn bytes_that_the_processor_moves_count_for_both_ways() {
+        let devices = WayCosts { request_ns: 1500.0, requests_per_s: 0.0, line_bytes_per_s: 0.0, ..p5(HOST) };
+        let sockets = WayCosts { byte_ns: 0.37, ..devices };
+        let load = PageLoad::scattered(4096, 16 << 10);
+        assert_eq!((devices.choose(&load).way, sockets.choose(&load).way), (Way::Coalesced, Way::Direct));
+        let load = PageLoad::scattered(16_384, 4 << 10);
+        assert_eq!(sockets.choose(&load).way, Way::Coalesced);
+        let direct = |costs: WayCosts| costs.stages(Way::Direct, &load).map_or(0.0, |times| times.cpu_ns);
+        assert!((direct(sockets) - direct(devices) - load.bytes as f64 * 0.37).abs() < 1.0);
     }
 
     #[test]
