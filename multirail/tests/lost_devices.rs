@@ -53,6 +53,8 @@ enum Fault {
     AllPathsFlap,
     /// As `PathFlaps`, and another device is lost meanwhile.
     FlapsAndLost,
+    /// All devices of one rail group are lost at one of the sides or some at each, and sometimes those of the next group.
+    GroupLost,
     /// The target's answer takes so long. Operations end by their deadline.
     FenceTakes(Duration),
     TargetKilledDuringFence,
@@ -261,6 +263,28 @@ fn conditions(random: &mut fastrand::Rng) -> (u32, u32, LinkModel) {
     (devices, groups, link)
 }
 
+/// Loses the devices of one rail group, and sometimes those of the next one while operations of the first go over it. There
+/// is always a group left. Most operations begin in the first group.
+fn lose_groups(
+    (devices, groups): (u32, u32),
+    initiator: &mut LinkModel,
+    target: &mut LinkModel,
+    random: &mut fastrand::Rng,
+) {
+    let first = if random.u8(..4) > 0 { 0 } else { random.u32(..groups) };
+    let count = if groups > 2 && random.bool() { 2 } else { 1 };
+    let side = random.u8(..4);
+    let from = random.u64(..100_000);
+    for group in (first..first + count).map(|group| group % groups) {
+        let of_group = devices / groups;
+        for device in group * of_group..(group + 1) * of_group {
+            let at = Time::from_nanos(from + u64::from(group != first) * 100_000 + random.u64(..50_000));
+            let is_target = side == 0 || side == 1 && random.bool();
+            if is_target { &mut *target } else { &mut *initiator }.lose_devices_at.push((device, at));
+        }
+    }
+}
+
 /// The times at which the path over a device is broken. A single one stays broken.
 fn breaks_of(device: u32, count: usize, mut random: fastrand::Rng) -> Vec<BrokenPath> {
     let mut from = Time::from_nanos(random.u64(..200_000));
@@ -277,7 +301,10 @@ fn breaks_of(device: u32, count: usize, mut random: fastrand::Rng) -> Vec<Broken
 /// Runs the operations of one seed.
 fn run(fault: Fault, seed: u64, is_fenced: bool, tally: &mut Tally) {
     let mut random = fastrand::Rng::with_seed(seed);
-    let (devices, groups, link) = conditions(&mut random);
+    let (mut devices, mut groups, link) = conditions(&mut random);
+    if fault == Fault::GroupLost && groups == 1 {
+        (devices, groups) = [(2, 2), (6, 3)][random.usize(..2)];
+    }
     let number = random.u32(..devices);
     let mut at = || Time::from_nanos(random.u64(..200_000));
     let mut lost = vec![(number, at())];
@@ -288,8 +315,13 @@ fn run(fault: Fault, seed: u64, is_fenced: bool, tally: &mut Tally) {
     let broken_paths = breaks_of(number, breaks, random.fork());
     let path_errors_after = random.bool().then(|| Duration::from_micros(random.u64(0..500)));
     let mut initiator = LinkModel { lose_devices_at: lost.clone(), ..link.clone() };
+    let mut target = link.clone();
     let mut fence_takes = Duration::from_micros(random.u64(..=100));
     match fault {
+        Fault::GroupLost => {
+            initiator.lose_devices_at.clear();
+            lose_groups((devices, groups), &mut initiator, &mut target, &mut random);
+        }
         Fault::LostAndSlow => initiator.slow = Some(((number + 1) % devices, 10)),
         Fault::FenceTakes(takes) => fence_takes = takes,
         Fault::PathLost | Fault::PathFlaps => {
@@ -309,7 +341,7 @@ fn run(fault: Fault, seed: u64, is_fenced: bool, tally: &mut Tally) {
         }
         Fault::OneLost | Fault::TwoLost => {}
     }
-    let target = LinkModel { fence_takes, ignores_fences: !is_fenced, ..link.clone() };
+    let target = LinkModel { fence_takes, ignores_fences: !is_fenced, ..target };
     let mut hosts = Hosts::new(devices, groups, initiator, target, seed);
     let one_imm = random.bool();
     let mut messages = hosts.exchange_messages(random.usize(..3));
@@ -475,6 +507,11 @@ fn paths_that_all_flap_cost_no_transfer() {
 #[test]
 fn a_path_that_flaps_beside_a_lost_device() {
     _ = run_seeds(Fault::FlapsAndLost, 0.5);
+}
+
+#[test]
+fn a_lost_rail_group_costs_no_transfer() {
+    _ = run_seeds(Fault::GroupLost, 0.85);
 }
 
 #[test]

@@ -1,10 +1,9 @@
 //! Striping: which rail groups carry an operation, and which of its pieces each of them carries.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use crate::engine::op::OpId;
-use crate::engine::peer::{Link, PairedRail};
+use crate::engine::peer::{CountedRails, Link};
 use crate::engine::plan::RailRange;
 use crate::engine::{SharedState, Work};
 use crate::peer::PeerInner;
@@ -13,11 +12,6 @@ use crate::{Error, ErrorKind, ImmMode, Result};
 /// The bytes that are worth handing to another group, whose thread may have to be woken. They take 100 µs to copy, or
 /// 40 µs by four devices of 100 Gbps.
 const MIN_SHARE: u64 = 2 << 20;
-
-/// The backlog of a group, in bytes, from which on the next operation goes to another group. Pages that move again and
-/// again cost up to four times as much when they go from one core's caches to another's (benches/README.md); waiting
-/// for so much backlog takes 100 µs.
-const LONG_BACKLOG: u64 = 4 << 20;
 
 /// The links that carry an operation.
 pub(crate) enum Shares<'a> {
@@ -40,15 +34,15 @@ impl<'a> Shares<'a> {
         if links.len() == 1 || work.remote.is_none() {
             return Ok(Self::One(link));
         }
-        let of = |all: bool| {
-            let capacities = links.iter().map(move |link| (link, capacity(link, work, all)));
+        let of = |counted: CountedRails| {
+            let capacities = links.iter().map(move |link| (link, link.capacity(work, counted)));
             capacities.filter(|(_, capacity)| *capacity > 0)
         };
-        let mut reach = of(false);
+        let mut reach = of(CountedRails::InService);
         let mut groups = reach.clone().count() as u64;
         if groups == 0 {
             // What no rail in service reaches goes over those that are retired.
-            reach = of(true);
+            reach = of(CountedRails::All);
             groups = reach.clone().count() as u64;
         }
         if groups == 0 {
@@ -59,7 +53,7 @@ impl<'a> Shares<'a> {
         let shares = (work.bytes() / MIN_SHARE).clamp(1, groups).min(work.pieces.len().max(1).into());
         let first = match shares == groups {
             true => 0,
-            false => least_backlog(peer, reach.clone().map(|(link, _)| link)),
+            false => peer.least_backlog(reach.clone().map(|(link, _)| link)),
         };
         let mut chosen = reach.clone().skip(first).chain(reach.take(first)).take(shares as usize);
         if shares == 1 {
@@ -79,31 +73,6 @@ impl<'a> Shares<'a> {
         });
         Ok(Self::Many(parts.collect()))
     }
-}
-
-/// The index of the link, among `links`, with the smallest backlog; among equals, that of the preferred group.
-fn least_backlog<'a>(peer: &PeerInner, links: impl Iterator<Item = &'a Link>) -> usize {
-    let preferred_group = peer.preferred_group.load();
-    let order = |link: &Link| match link.backlog.weight() / LONG_BACKLOG {
-        0 => (0, link.engine.group != preferred_group),
-        times => (times, false),
-    };
-    links.enumerate().min_by_key(|(_, link)| order(link)).map_or(0, |(index, _)| index)
-}
-
-/// What those rails of a link carry now that reach both regions, relative to other links. If `all` is true, rails that
-/// are out of service or broken count too.
-fn capacity(link: &Link, work: &Work, all: bool) -> u64 {
-    let (transport, first) = (link.engine.transport, link.engine.first_rail);
-    let reaches = |rail: usize| work.is_local_on(transport, rail) && work.is_remote_on(rail);
-    let rails = link.rails.iter().enumerate();
-    let rails =
-        rails.filter(|(rail, _)| reaches(first + rail) && (all || !link.engine.is_out_of_service(*rail)));
-    let carries = |paired: &PairedRail| match all {
-        true => u64::from(paired.weight),
-        false => paired.capacity.load(Ordering::Relaxed),
-    };
-    rails.filter_map(|(_, paired)| paired.as_ref().map(carries)).sum()
 }
 
 /// The op table slots of an operation, in each engine that carries a share of it.

@@ -69,6 +69,7 @@ impl Events<'_> {
             TraceEvent::Cancelled { op }
             | TraceEvent::Expired { op }
             | TraceEvent::Stalled { op }
+            | TraceEvent::Continued { op, .. }
             | TraceEvent::Triggered { op } => self.note(op, &what, time),
             TraceEvent::Parked => self.parked = Some(time),
             TraceEvent::Woken => self.wake(time),

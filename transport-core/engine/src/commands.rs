@@ -6,7 +6,7 @@ use std::sync::mpsc::SyncSender;
 use super::memory::RegionInner;
 use super::peer::PeerState;
 use super::rail::PoolPart;
-use super::{DrainReply, Snapshot, Work};
+use super::{Continuation, DrainReply, Snapshot, Work};
 use crate::op::OpId;
 use crate::spi::{FenceKind, FenceReply, FenceReport, PeerSlot};
 use crate::{Error, PeerId, Result, Time, Trigger};
@@ -71,6 +71,8 @@ pub enum Control {
     /// The peer has posted so many messages to a slot of a link since it was connected. It says so if its messages have
     /// changed their rail.
     MessagesPosted { rail: usize, slot: PeerSlot, link: u32, peer: PeerId, count: u64 },
+    /// There may be news of an operation that carries the rest of one of this engine's, over another rail group.
+    Continued(Arc<Continuation>),
     /// A [`Timer`](super::timers::Timer) was set.
     Timer { at: Time },
     /// A dump needs a snapshot. The channel has room for one; the engine never waits for it.

@@ -8,13 +8,14 @@ use std::sync::Arc;
 use super::event_hash::HashedEvent;
 use super::operation::{ActiveOp, ActiveRail, Stage};
 use super::peer::{
-    ArrivalKind, BrokenPath, Comeback, FenceKind, FenceRequest, GOOD_PROBES, LinkState, LostArrivals,
-    MAX_REFUSED_PROBES, PathProbe, PathProbes, PeerProbe, SlotLink, UnconfirmedFailure,
+    ArrivalKind, BrokenPath, Comeback, FenceKind, FenceRequest, GOOD_PROBES, Link, LinkState, LostArrivals,
+    MAX_REFUSED_PROBES, PathProbe, PathProbes, PeerProbe, PeerState, SlotLink, UnconfirmedFailure,
 };
 use super::rail::{FULL_SPEED, LEAST_STUCK_EMULATED, MAX_RUN, PostedPiece, speeds};
 use super::snapshot::RecentFailures;
 use super::trace::{TraceEvent, peer_number};
-use super::{DrainReply, Engine, Rail, Work};
+use super::{Continuation, DrainReply, Engine, EngineHandle, Rail, Submission, Work};
+use crate::index::GroupIndex;
 use crate::op::OpId;
 use crate::spi::{Event, FenceReport, Paths, PeerSlot, Status, WorkKind};
 use crate::{Error, ErrorKind, Outcome, PeerId, Result, Time};
@@ -1069,7 +1070,11 @@ impl Engine {
             }
         };
         match has_arrived {
-            Some(true) => self.on_pieces_ended(rail, op, count, None),
+            Some(true) => {
+                self.on_pieces_ended(rail, op, count, None);
+                // What is left may have waited for these.
+                self.settle_handed_over(op);
+            }
             Some(false) if active.error.is_none() => self.replay(op, rail, pieces),
             _ => {
                 self.fail_op(op, error.clone());
@@ -1118,7 +1123,9 @@ impl Engine {
         let Some(active) = &self.active[op as usize] else { return false };
         let has_changed =
             active.work.kind == WorkKind::Send && active.rails[usize::from(active.message_rail)].usable();
-        let may_wait = has_changed || self.may_return(active.link, active.work.kind);
+        let may_wait = has_changed
+            || self.may_return(active.link, active.work.kind)
+            || self.link_around(active).is_some();
         let Some(active) = &mut self.active[op as usize] else { return false };
         let is_aside = may_wait && active.set_aside(rail);
         if is_aside {
@@ -1369,7 +1376,7 @@ impl Engine {
                 return;
             }
             let why = "every device that reaches the peer and the memory is lost";
-            return self.fail_op(op, Error::new(ErrorKind::DeviceLost, "poll", why));
+            return self.leave_group(op, Error::new(ErrorKind::DeviceLost, "poll", why));
         }
         for rail in 0..self.rails.len() {
             if self.rails[rail].lost.is_none() && active.rails[rail].usable() {
@@ -1378,6 +1385,102 @@ impl Engine {
         }
         if active.trigger.is_none() {
             self.queue(op);
+        }
+    }
+
+    // ---- operations that go on over another rail group ----
+
+    /// The link over which an operation goes on if no rail of this group can carry what is left.
+    fn link_around<'a>(&self, active: &'a ActiveOp) -> Option<&'a Link> {
+        // Nobody finds out when the bytes that a lost rail has delivered are visible, and another group's imm would announce
+        // them. What is outstanding may turn out not to have arrived.
+        let is_flushed = active.work.imm_comes_last() || active.work.is_announced();
+        let is_unflushed = self.needs_flushes
+            && is_flushed
+            && active.outstanding == 0
+            && active.rails.iter().any(ActiveRail::has_posted);
+        let may_change = active.may_change_group() && !is_unflushed;
+        may_change.then(|| active.peer.link_around(self.handle.group, &active.work)).flatten()
+    }
+
+    /// Whether another rail group can carry an operation that no rail of this group can.
+    #[cold]
+    pub(super) fn may_go_around(&self, peer: &PeerState, work: &Work) -> bool {
+        work.may_change_group() && peer.link_around(self.handle.group, work).is_some()
+    }
+
+    /// No rail of this group can carry what is left of an operation, and none will: another rail group of the transport
+    /// carries it, once nothing can arrive any more of what was posted. If there is none, the operation fails with `error`.
+    ///
+    /// This ends after at most one move per loss: the links of an engine that hands operations on carry nothing.
+    #[cold]
+    pub(super) fn leave_group(&mut self, op: u32, error: Error) {
+        let Some(active) = &self.active[op as usize] else { return };
+        let Some(link) = self.link_around(active) else { return self.fail_op(op, error) };
+        // `settle_path` or `trigger` comes back here.
+        if active.outstanding > 0 || active.trigger.is_some() {
+            return;
+        }
+        let name = active.work.operation_name();
+        // The region may have been revoked since the operation began.
+        let slot = active.work.check_remotes(name).and_then(|()| link.engine.insert(name));
+        let (group, engine) = (link.engine.group, Arc::clone(&link.engine));
+        match slot {
+            Ok(rest) => self.continue_over(op, group, engine, rest),
+            Err(refused) if refused.kind() == ErrorKind::Revoked => self.fail_op(op, refused),
+            Err(busy) => {
+                let why = format!("{}; rail group {}: {}", error.context(), engine.label, busy.context());
+                self.fail_op(op, Error::new(error.kind(), error.operation(), why));
+            }
+        }
+    }
+
+    /// Hands what is left of an operation to the engine of another rail group, which carries it as the operation `rest`.
+    #[cold]
+    fn continue_over(&mut self, op: u32, group: GroupIndex, engine: Arc<EngineHandle>, rest: OpId) {
+        let Some(active) = &mut self.active[op as usize] else { return engine.table.take_back(rest) };
+        let work = active.take_rest();
+        let (first, link, requests, bytes) = (active.id, active.link, work.pieces.len(), work.bytes());
+        let (peer, submitted_at, deadline) = (Arc::clone(&active.peer), active.submitted_at, active.deadline);
+        peer.links[group].backlog.add(work.backlog_weight());
+        let submission =
+            Submission { id: rest, peer, submitted_at, trigger: None, deadline, work, span: None };
+        let home = Arc::clone(&self.handle);
+        let continuation = Arc::new(Continuation::new(home, first, Arc::clone(&engine), rest));
+        self.handle.add_continuation(Arc::clone(&continuation));
+        self.hash_event(HashedEvent::Continued, op.into());
+        self.record(TraceEvent::Continued { op: first, rail: engine.first_rail as u16, rest });
+        let (transport, other) = (&self.handle.label, &engine.label);
+        tracing::debug!(%transport, %other, op = %first, %rest, requests, bytes, "handed to another rail group");
+        if let Some(Some(state)) = self.links.get_mut(link as usize)
+            && !std::mem::replace(&mut state.has_continued, true)
+        {
+            let peer = state.peer.id.number();
+            tracing::warn!(%transport, %other, peer, "no rail is left: operations are handed to another rail group");
+        }
+        engine.submit(submission, false);
+        self.on_continued(&continuation);
+    }
+
+    /// There may be news of the rest of an operation, which another rail group carries. The operation ends as its rest has.
+    #[cold]
+    pub(super) fn on_continued(&mut self, continuation: &Arc<Continuation>) {
+        let Some((result, receipt)) = continuation.poll() else { return };
+        self.handle.remove_continuation(continuation);
+        let (now, first) = (self.now(), continuation.first());
+        let active = self.active[first.index as usize].as_mut();
+        let Some(active) = active.filter(|active| active.id == first) else { return };
+        active.outstanding = 0;
+        active.ended_at = now;
+        match result {
+            Ok(outcome) => {
+                active.work_requests = active.work_requests.saturating_add(outcome.work_requests);
+                if let Some(receipt) = receipt.filter(|_| active.error.is_none()) {
+                    self.handle.table.note_continued(first, receipt);
+                }
+                self.finish_if_over(first.index);
+            }
+            Err(error) => self.fail_op(first.index, error),
         }
     }
 
@@ -1619,6 +1722,11 @@ impl Engine {
         let Some(active) = &mut self.active[op as usize] else { return };
         active.stopped = true;
         self.next_deadline = self.next_deadline.min(active.deadline);
+        if active.is_elsewhere
+            && let Some(continuation) = self.handle.continuation_of(active.id)
+        {
+            continuation.cancel();
+        }
         self.hash_event(HashedEvent::Stopped, op.into());
         self.fail_op(op, error);
     }
@@ -1638,8 +1746,10 @@ impl Engine {
                 let cancelled = || interrupted(ErrorKind::Cancelled, &active.work);
                 let (link, error) = (active.link, active.error.clone().unwrap_or_else(cancelled));
                 self.complete_early(op, error);
-                // An abort does not end requests that wait for a fence.
-                if !self.waits_for_fence_alone(op) {
+                // An abort does not end requests that wait for a fence. Another rail group aborts its own.
+                let is_elsewhere =
+                    self.active[op as usize].as_ref().is_some_and(|active| active.is_elsewhere);
+                if !is_elsewhere && !self.waits_for_fence_alone(op) {
                     self.abort_link(link);
                 }
             } else if !active.expired {

@@ -25,6 +25,7 @@ pub(super) enum HashedEvent {
     Fenced = 16,
     PathBroken = 17,
     PathMended = 18,
+    Continued = 19,
 }
 
 impl EventHash {

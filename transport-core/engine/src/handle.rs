@@ -1,7 +1,7 @@
 //! The part of an engine that other threads use: its op table, its command queues, its wakeup.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, TryLockError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak};
 use std::time::Duration;
 
 use crossbeam_queue::{ArrayQueue, SegQueue};
@@ -9,7 +9,7 @@ use crossbeam_queue::{ArrayQueue, SegQueue};
 use super::flow_control::ReceiverCredits;
 use super::timers::Timers;
 use super::trace::{FlightRecorder, StallMonitor};
-use super::{Control, Engine, RailCounts, Submission};
+use super::{Continuation, Control, Engine, RailCounts, Submission};
 use crate::index::{GroupIndex, TransportIndex};
 use crate::op::{OpId, OpTable};
 use crate::{Error, ErrorKind, Result, WakeupHandle};
@@ -77,6 +77,10 @@ pub struct EngineHandle {
     /// The engine itself, on a caller-driven fabric. A thread that waits for an operation drives it.
     caller_driven: OnceLock<Weak<Mutex<Engine>>>,
     links: Mutex<LinkIndices>,
+    /// The operations whose rest another rail group carries. It empties as they end.
+    continued: Mutex<Vec<Arc<Continuation>>>,
+    /// Whether `continued` may have entries.
+    has_continued: AtomicBool,
     /// Whether the engine takes no more commands. Then the sender ends each command that is still queued.
     closed: AtomicBool,
 }
@@ -131,6 +135,8 @@ impl EngineHandle {
             out_of_service: AtomicU64::new(0),
             caller_driven: OnceLock::new(),
             links: Mutex::default(),
+            continued: Mutex::default(),
+            has_continued: AtomicBool::new(false),
             closed: AtomicBool::new(false),
         }
     }
@@ -207,7 +213,7 @@ impl EngineHandle {
     /// Ends all queued commands with `Closed`.
     #[cold]
     fn end_queued(&self) {
-        let closed = || Error::new(ErrorKind::Closed, "submit", "the fabric was closed");
+        let closed = Self::closed_error;
         while let Some(submission) = self.submissions.pop() {
             if submission.trigger.is_none() {
                 submission.peer.links[self.group].backlog.remove(submission.work.backlog_weight());
@@ -224,6 +230,12 @@ impl EngineHandle {
                 }
                 Control::Drain { done, .. } | Control::RetireRail { done, .. } => done.send(Err(closed())),
                 Control::PoolReceive { pool, .. } | Control::PoolClosed { pool } => pool.close(closed()),
+                Control::Continued(continuation) => {
+                    if continuation.poll().is_some() {
+                        self.remove_continuation(&continuation);
+                        self.table.finish(continuation.first(), Err(closed()));
+                    }
+                }
                 Control::Link { .. }
                 | Control::Revoke { id: None, .. }
                 | Control::Unlink { .. }
@@ -240,6 +252,12 @@ impl EngineHandle {
                 | Control::Dump { .. } => {}
             }
         }
+    }
+
+    /// The error of what a closed engine does not do.
+    #[cold]
+    pub(crate) fn closed_error() -> Error {
+        Error::new(ErrorKind::Closed, "submit", "the fabric was closed")
     }
 
     /// Cancels an operation.
@@ -279,8 +297,39 @@ impl EngineHandle {
         }
     }
 
-    /// Steps a caller-driven engine once. Returns false if a worker drives the engine.
+    /// Steps a caller-driven engine once, and those that carry the rest of its operations. Returns false if a worker
+    /// drives the engine.
     pub fn drive(&self) -> bool {
+        if self.has_continued.load(Ordering::Relaxed) {
+            self.drive_continued();
+        }
+        self.drive_alone()
+    }
+
+    /// Steps the engines that carry the rest of this engine's operations, and those that carry the rest of that.
+    #[cold]
+    fn drive_continued(&self) {
+        let mut engines: Vec<Arc<Self>> = Vec::new();
+        let add_of = |engine: &Self, engines: &mut Vec<Arc<Self>>| {
+            for continuation in engine.lock_continued().iter() {
+                let next = continuation.engine();
+                if !engines.iter().any(|known| Arc::ptr_eq(known, next)) {
+                    engines.push(Arc::clone(next));
+                }
+            }
+        };
+        add_of(self, &mut engines);
+        let mut index = 0;
+        while let Some(engine) = engines.get(index).cloned() {
+            add_of(&engine, &mut engines);
+            index += 1;
+        }
+        for engine in engines.iter().filter(|engine| !std::ptr::eq(&***engine, self)) {
+            engine.drive_alone();
+        }
+    }
+
+    fn drive_alone(&self) -> bool {
         let Some(engine) = self.caller_driven.get().and_then(Weak::upgrade) else { return false };
         match engine.try_lock() {
             Ok(mut engine) => drop(engine.step()),
@@ -290,6 +339,40 @@ impl EngineHandle {
         }
         self.stall_monitor.report();
         true
+    }
+
+    // ---- operations whose rest another rail group carries ----
+
+    /// Adds a continuation of one of this engine's operations.
+    #[cold]
+    pub(crate) fn add_continuation(&self, continuation: Arc<Continuation>) {
+        self.lock_continued().push(continuation);
+        self.has_continued.store(true, Ordering::Relaxed);
+    }
+
+    /// Removes a continuation that has ended.
+    #[cold]
+    pub(crate) fn remove_continuation(&self, ended: &Arc<Continuation>) {
+        let mut continued = self.lock_continued();
+        continued.retain(|known| !Arc::ptr_eq(known, ended));
+        self.has_continued.store(!continued.is_empty(), Ordering::Relaxed);
+    }
+
+    /// The continuation of an operation, if another rail group carries its rest.
+    #[cold]
+    pub(crate) fn continuation_of(&self, first: OpId) -> Option<Arc<Continuation>> {
+        self.lock_continued().iter().find(|continuation| continuation.first() == first).cloned()
+    }
+
+    /// All continuations.
+    #[cold]
+    pub(crate) fn continuations(&self) -> Vec<Arc<Continuation>> {
+        self.lock_continued().clone()
+    }
+
+    fn lock_continued(&self) -> MutexGuard<'_, Vec<Arc<Continuation>>> {
+        // Each change is one call, so a poisoned lock still guards a valid list.
+        self.continued.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Allocates an index for a new link. It is unique until [`EngineHandle::release_link`].
@@ -304,5 +387,31 @@ impl EngineHandle {
     /// Frees the index of a link.
     pub fn release_link(&self, index: u32) {
         self.links.lock().unwrap_or_else(PoisonError::into_inner).free.push(index);
+    }
+}
+
+#[cfg(test)]
+impl EngineHandle {
+    /// A handle without an engine: the test completes the operations.
+    pub(crate) fn without_engine() -> Arc<Self> {
+        use crate::flow_control::EvenShares;
+
+        let wakeup = crate::WakeupPipe::new().unwrap().handle().try_clone().unwrap();
+        let receiver_credits = ReceiverCredits::new("none".into(), u64::MAX, 1, Arc::new(EvenShares));
+        let setup = HandleSetup {
+            transport: TransportIndex::FIRST,
+            group: GroupIndex::FIRST,
+            first_rail: 0,
+            posting: Posting::default(),
+            transport_label: "none".into(),
+            label: "none".into(),
+            devices: Vec::new(),
+            max_operations: 8,
+            records: 1,
+            stall_monitor: Arc::new(StallMonitor::new(Duration::MAX)),
+            receiver_credits: Arc::new(receiver_credits),
+            for_notifications: false,
+        };
+        Arc::new(Self::new(setup, wakeup))
     }
 }

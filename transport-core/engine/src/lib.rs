@@ -88,7 +88,7 @@ use multirail_spi as spi;
 pub use op::{Cancel, Op, OpId, Outcome, RailReceipt, Receipt, wait};
 pub use operation::ImmMode;
 #[doc(hidden)]
-pub use operation::{DrainAnswer, DrainReply, OnEnd, SharedState, Work, drain_answer};
+pub use operation::{Continuation, DrainAnswer, DrainReply, OnEnd, SharedState, Work, drain_answer};
 pub use peer_id::PeerId;
 #[doc(hidden)]
 pub use rail::{Inbox, PoolPart, Rail, RailCounts};

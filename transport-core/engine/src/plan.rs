@@ -108,6 +108,19 @@ impl Shape {
         Self::Listed { pieces: pieces.into(), bytes: self.bytes(), paged: self.is_pages() }
     }
 
+    /// The pieces in `ranges` alone, which ascend. Not for a warm-up.
+    #[cold]
+    pub fn part_of(&self, ranges: &[RailRange]) -> Self {
+        let ranges = ranges.iter().map(|range| range.start..range.end);
+        if let Self::List(list) = self {
+            return Self::List(Arc::new(list.part_of(ranges)));
+        }
+        let mut pieces = Vec::new();
+        ranges.for_each(|range| self.expand(range, &mut pieces, |local, remote, len| (local, remote, len)));
+        let bytes = pieces.iter().map(|(_, _, len)| len).sum();
+        Self::Listed { pieces: pieces.into(), bytes, paged: self.is_pages() }
+    }
+
     /// The bytes of the pieces in `range`.
     #[inline(always)]
     pub fn bytes_of(&self, range: Range<u32>) -> u64 {

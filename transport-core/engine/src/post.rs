@@ -69,8 +69,9 @@ impl Engine {
         let mut unplaced = Unplaced::default();
         let is_unreached = error.as_ref().is_some_and(|error| error.kind() == ErrorKind::DeviceLost);
         let is_warm_up = matches!(work.shape, Shape::WarmUp { .. });
-        if is_unreached && !is_warm_up && self.may_return(link, work.kind) {
-            // All paths that can carry the operation are broken. It waits until one comes back.
+        if is_unreached && !is_warm_up && (self.may_return(link, work.kind) || self.may_go_around(peer, work))
+        {
+            // All paths that can carry the operation are broken. It waits until one comes back, or goes over another group.
             error = None;
             unplaced = Unplaced::of(work);
         }
@@ -114,6 +115,7 @@ impl Engine {
             unposted,
             outstanding: 0,
             work_requests: 0,
+            is_elsewhere: false,
             error,
             stopped: false,
             expired: false,
@@ -132,6 +134,7 @@ impl Engine {
         }
         if self.active[id.index as usize].as_ref().is_some_and(|active| !active.unplaced.is_empty()) {
             self.await_takers(id.index);
+            self.settle_handed_over(id.index);
         }
         // With a piece to post, the operation is not over. If posting has failed, `fail_with` has ended the operation.
         if unposted == 0 {
@@ -407,13 +410,15 @@ impl Engine {
         let index = index.or_else(|| active.rails.iter().position(ActiveRail::usable));
         let Some(rail) = index.map(|index| &mut active.rails[index]) else {
             let link = active.link;
-            if self.may_return(link, WorkKind::Write) {
+            let may_return = self.may_return(link, WorkKind::Write);
+            let Some(active) = &mut self.active[op as usize] else { return };
+            active.unposted = 1;
+            if may_return {
                 // Until a path comes back.
-                return self.active[op as usize].as_mut().into_iter().for_each(|active| active.unposted = 1);
+                return;
             }
             let why = "all rails to the peer were lost before the imm was sent";
-            self.fail_op(op, Error::new(ErrorKind::DeviceLost, "write", why));
-            return;
+            return self.leave_group(op, Error::new(ErrorKind::DeviceLost, "write", why));
         };
         rail.range = RailRange { start: 0, end: 1 };
         rail.next = 0;
@@ -616,10 +621,40 @@ impl Engine {
 
     /// Counts the accepted requests as in flight. Puts the other requests back into their plans; if the endpoint
     /// failed one of them (`failure`), fails its operation.
-    fn account_batch(&mut self, rail: usize, accepted: u32, cut_short: bool, mut failure: Option<Status>) {
+    fn account_batch(&mut self, rail: usize, accepted: u32, cut_short: bool, failure: Option<Status>) {
         if cut_short {
-            self.return_refused_credit(rail, accepted);
+            return self.account_cut_batch(rail, accepted, failure);
         }
+        let now = self.now();
+        for index in 0..self.rails[rail].batch_runs.len() {
+            let run = self.rails[rail].batch_runs[index];
+            self.count_posted(rail, run, now);
+        }
+    }
+
+    /// Counts the requests of an accepted run as in flight.
+    #[inline(always)]
+    fn count_posted(&mut self, rail: usize, run: Run, now: Time) {
+        let Some(active) = &mut self.active[run.op as usize] else { return };
+        active.unposted -= run.count;
+        active.outstanding += run.count;
+        active.work_requests += run.count;
+        self.rails[rail].inflight.push(run);
+        active.rails[rail].refused_by_endpoint = false;
+        active.note_progress(now, &mut self.next_stall_check);
+        active.posted_at = now;
+        if active.work.imm.is_some()
+            && active.counted_imm().is_some()
+            && let Some(Some(link)) = self.links.get_mut(active.link as usize)
+        {
+            link.count_sent_imms(rail, run.count);
+        }
+    }
+
+    /// As [`Engine::account_batch`], for a batch of which the endpoint did not accept all.
+    #[cold]
+    fn account_cut_batch(&mut self, rail: usize, accepted: u32, mut failure: Option<Status>) {
+        self.return_refused_credit(rail, accepted);
         let mut left = accepted;
         let mut cut_at = None;
         let now = self.now();
@@ -627,22 +662,10 @@ impl Engine {
             let run = self.rails[rail].batch_runs[index];
             let taken = run.count.min(left);
             left -= taken;
-            let Some(active) = &mut self.active[run.op as usize] else { continue };
-            active.unposted -= taken;
-            active.outstanding += taken;
-            active.work_requests += taken;
             if taken > 0 {
-                self.rails[rail].inflight.push(Run { count: taken, ..run });
-                active.rails[rail].refused_by_endpoint = false;
-                active.note_progress(now, &mut self.next_stall_check);
-                active.posted_at = now;
-                if active.work.imm.is_some()
-                    && active.counted_imm().is_some()
-                    && let Some(Some(link)) = self.links.get_mut(active.link as usize)
-                {
-                    link.count_sent_imms(rail, taken);
-                }
+                self.count_posted(rail, Run { count: taken, ..run }, now);
             }
+            let Some(active) = &mut self.active[run.op as usize] else { continue };
             if taken == run.count || active.error.is_some() {
                 continue;
             }

@@ -112,6 +112,12 @@ impl<'a> Describer<'a> {
             .map(|trigger| WaitReason::Trigger { value: trigger.value(), now: trigger.now() })
             .into_iter()
             .collect();
+        if active.is_elsewhere
+            && let Some(continuation) = self.engine.handle.continuation_of(active.id)
+        {
+            let transport = continuation.engine().label.clone();
+            waits.push(WaitReason::OtherGroup { transport, rest: continuation.rest() });
+        }
         for (rail, share) in active.rails.iter().enumerate() {
             let requests =
                 self.outstanding.get(rail).and_then(|counts| counts.get(&active.id.index)).copied();

@@ -345,19 +345,27 @@ impl Engine {
         self.rails.clear();
         for active in self.active.iter_mut().filter_map(Option::take) {
             active.leave_backlog(self.handle.group);
-            let id = active.id;
+            let (id, is_elsewhere) = (active.id, active.is_elsewhere);
             active.work.note_failed();
             drop(active);
-            self.handle.table.finish(id, Err(error.clone()));
+            if !is_elsewhere {
+                self.handle.table.finish(id, Err(error.clone()));
+            }
         }
         self.running = 0;
         self.drains.advance(&self.active);
         self.receives.end_all(&error, &self.handle);
         self.handle.close();
+        // Operations whose rest another rail group carries end once that has ended, whoever closes first.
+        for continuation in self.handle.continuations() {
+            self.handle.control(Control::Continued(continuation));
+        }
     }
 
     fn is_busy(&self) -> bool {
-        self.running > 0 || self.receives.posted() > 0 || self.handle.has_commands()
+        self.running > self.handle.continuations().len()
+            || self.receives.posted() > 0
+            || self.handle.has_commands()
     }
 
     // ---- commands ----
@@ -463,6 +471,7 @@ impl Engine {
                     self.on_messages_posted((rail, slot), link, count);
                 }
             }
+            Control::Continued(continuation) => self.on_continued(&continuation),
             Control::Drain { peer, deadline, done } => self.drain(peer, deadline, done),
             Control::RetireRail { rail, deadline, done } => self.retire_rail(rail, deadline, done),
             Control::RestoreRail { rail } => self.restore_rail(rail),
@@ -630,6 +639,7 @@ impl Engine {
             None => {
                 self.await_takers(op);
                 self.queue(op);
+                self.settle_handed_over(op);
             }
         }
         // Last, because dropping a trigger runs the user's code.
@@ -689,7 +699,8 @@ impl Engine {
         let mut found = Vec::new();
         let running = self.active.iter_mut().flatten().take(self.running);
         // An operation that waits for its trigger cannot make progress.
-        let running = running.filter(|op| op.trigger.is_none());
+        // One that goes on over another rail group makes its progress there.
+        let running = running.filter(|op| op.trigger.is_none() && !op.is_elsewhere);
         let running = running.map(|op| (op.id, op.last_progress(), &mut op.stalled));
         let revocations = self.revocations.iter_mut();
         let revocations = revocations.filter_map(|op| Some((op.id?, op.submitted_at, &mut op.stalled)));

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::Outcome;
+use super::{OpId, Outcome};
 use crate::spi::Paths;
 use crate::{EngineHandle, Time};
 
@@ -68,7 +68,11 @@ impl Receipt {
         self.merged = self.merged.saturating_add(part.merged);
         self.post = self.post.max(part.post);
         self.transfer = self.transfer.max(part.transfer);
-        for rail in part.rails {
+        self.add_rails(part.rails);
+    }
+
+    fn add_rails(&mut self, rails: Vec<RailReceipt>) {
+        for rail in rails {
             let is_same = |known: &&mut RailReceipt| {
                 (&known.transport, known.rail, known.path) == (&rail.transport, rail.rail, rail.path)
             };
@@ -93,6 +97,9 @@ pub(crate) struct TransferNotes {
     first: RailShare,
     /// The shares of the other rails. It has room for all of the engine's, so that no operation allocates.
     others: Vec<RailShare>,
+    /// The receipt of the rest that another rail group has carried, and the generation of its operation. Those of earlier
+    /// operations in the slot may still be here.
+    pub continued: Option<(u32, Box<Receipt>)>,
 }
 
 /// The bytes that a rail of the engine carried.
@@ -113,6 +120,7 @@ impl TransferNotes {
             path: Paths::empty(),
             first: RailShare { rail: 0, bytes: 0 },
             others: Vec::with_capacity(rails.saturating_sub(1)),
+            continued: None,
         }
     }
 
@@ -133,7 +141,7 @@ impl TransferNotes {
     }
 
     /// The receipt of an operation of `engine`.
-    pub fn receipt(&self, outcome: &Outcome, engine: &EngineHandle) -> Receipt {
+    pub fn receipt(&self, id: OpId, outcome: &Outcome, engine: &EngineHandle) -> Receipt {
         let rail = |share: &RailShare| RailReceipt {
             transport: Some(engine.transport_label.clone()),
             rail: engine.first_rail as u32 + share.rail,
@@ -141,13 +149,21 @@ impl TransferNotes {
             bytes: share.bytes,
             path: self.path,
         };
-        Receipt {
+        let mut receipt = Receipt {
             bytes: outcome.bytes,
             work_requests: outcome.work_requests,
             merged: outcome.merged,
             post: self.posted_at.since(self.submitted_at),
             transfer: self.ended_at.since(self.submitted_at),
             rails: std::iter::once(&self.first).chain(&self.others).map(rail).collect(),
+        };
+        if let Some((generation, rest)) = &self.continued
+            && *generation == id.generation
+        {
+            receipt.rails.retain(|rail| rail.bytes > 0);
+            receipt.post = receipt.post.max(rest.post);
+            receipt.add_rails(rest.rails.clone());
         }
+        receipt
     }
 }

@@ -129,6 +129,21 @@ impl OpTable {
         });
     }
 
+    /// Notes the receipt of the rest of an operation, which another rail group has carried. The operation is about to
+    /// succeed.
+    #[cold]
+    pub(crate) fn note_continued(&self, id: OpId, rest: Receipt) {
+        let slot = self.slot(id);
+        if slot.state.load(Relaxed) & COMPLETED != 0 {
+            return;
+        }
+        slot.end.with_mut(|end| {
+            // SAFETY: as in `publish`: the operation has no result, so the engine alone uses the cell.
+            let end = unsafe { &mut *end };
+            end.notes.continued = Some((id.generation, Box::new(rest)));
+        });
+    }
+
     /// Publishes the result, unless the operation has one, and sets `flags`. Inlined, so that the engine does not write the
     /// result to memory twice.
     #[inline(always)]
@@ -222,7 +237,7 @@ impl OpTable {
             // SAFETY: as in `take`; the borrow ends with this call.
             let end = unsafe { &*end };
             let outcome = end.result.as_ref()?.as_ref().ok()?;
-            end.notes.is_noted.then(|| end.notes.receipt(outcome, engine))
+            end.notes.is_noted.then(|| end.notes.receipt(id, outcome, engine))
         })
     }
 

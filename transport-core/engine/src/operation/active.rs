@@ -72,6 +72,9 @@ pub(crate) struct ActiveOp {
     /// Pieces that are posted and not acknowledged, over all rails.
     pub outstanding: u32,
     pub work_requests: u32,
+    /// Whether another rail group carries the rest ([`Continuation`](super::Continuation)), the imm included. It counts as
+    /// one outstanding request, and the stage is `Imm`: this engine sends none any more.
+    pub is_elsewhere: bool,
     /// The error that the operation will end with once nothing is outstanding.
     pub error: Option<Error>,
     /// Whether `Engine::stop` has stopped the operation, for a cancel or for a revoked region. If the operation is not
@@ -210,6 +213,11 @@ impl ActiveRail {
         self.is_used() && !(self.is_handed_over && self.posted() == 0)
     }
 
+    /// Whether requests are posted on the rail, or have ended well.
+    pub fn has_posted(&self) -> bool {
+        self.posted() > 0
+    }
+
     /// The number of pieces that are posted.
     fn posted(&self) -> u32 {
         self.posted_before + (self.next - self.range.start)
@@ -269,6 +277,44 @@ impl ActiveOp {
         (share.queued, share.is_handed_over) = (false, false);
         self.unplaced.ranges.insert(0, aside);
         true
+    }
+
+    /// Whether another rail group may carry what is left. Pieces and an imm may change the group, a flush may not.
+    pub fn may_change_group(&self) -> bool {
+        self.error.is_none()
+            && self.stage != Stage::Flush
+            && !self.is_elsewhere
+            && self.work.may_change_group()
+    }
+
+    /// Takes all that is not delivered, for another rail group. Nothing may be outstanding.
+    #[cold]
+    pub fn take_rest(&mut self) -> Work {
+        let is_imm = self.stage == Stage::Imm;
+        let mut ranges = std::mem::take(&mut self.unplaced).ranges;
+        for share in &mut self.rails {
+            let left = RailRange { start: share.next, end: share.range.end };
+            share.range.end = share.next;
+            (share.queued, share.is_handed_over) = (false, false);
+            if !is_imm && left.len() > 0 {
+                share.bytes -= self.work.shape.bytes_of(left.start..left.end);
+                ranges.push(left);
+            }
+        }
+        (self.is_elsewhere, self.stage) = (true, Stage::Imm);
+        (self.unposted, self.outstanding) = (0, 1);
+        if is_imm {
+            return self.work.imm_alone();
+        }
+        ranges.sort_unstable_by_key(|range| range.start);
+        ranges.dedup_by(|next, last| {
+            let follows = last.end == next.start;
+            if follows {
+                last.end = next.end;
+            }
+            follows
+        });
+        self.work.part_of(&ranges)
     }
 
     /// Whether the operation has to send its imm, and no rail reached the peer when it was to.

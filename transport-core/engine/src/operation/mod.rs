@@ -1,14 +1,16 @@
 //! The operations that an engine has activated.
 //!
-//! In reading order: [`Work`] (what an operation does), `ActiveOp` (how far it has come), `Revocations` and
-//! `Drains` (operations that only wait).
+//! In reading order: [`Work`] (what an operation does), `ActiveOp` (how far it has come), [`Continuation`] (its rest over
+//! another rail group), `Revocations` and `Drains` (operations that only wait).
 
 mod active;
+mod continuation;
 mod drains;
 mod revocations;
 mod work;
 
 pub(super) use active::{ActiveOp, ActiveRail, NextRun, Stage, Unplaced};
+pub use continuation::Continuation;
 pub(super) use drains::Drains;
 pub use drains::{DrainAnswer, DrainReply, drain_answer};
 pub(super) use revocations::{LocalUse, Revocation, Revocations};

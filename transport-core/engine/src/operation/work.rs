@@ -219,6 +219,34 @@ impl Work {
         }
     }
 
+    /// Whether another rail group may carry the work, or the rest of it. A message may not: the peer's receives are posted
+    /// on rails of this group.
+    pub fn may_change_group(&self) -> bool {
+        let is_bound = self.kind == WorkKind::Send || matches!(self.shape, Shape::WarmUp { .. });
+        !is_bound && !self.no_replay
+    }
+
+    /// The same work for the pieces in `ranges` alone, which ascend.
+    #[cold]
+    pub fn part_of(&self, ranges: &[RailRange]) -> Self {
+        if ranges == [self.pieces] {
+            return self.clone();
+        }
+        let shape = self.shape.part_of(ranges);
+        let mut part = Self { pieces: RailRange::all_of(&shape), shape, ..self.clone() };
+        if let Some(first) = part.shape.list().and_then(|list| list.segments().first()) {
+            (part.local, part.remote) = (Some(Arc::clone(&first.local)), Some(Arc::clone(&first.remote)));
+        }
+        part
+    }
+
+    /// The imm alone, once all bytes that it announces are delivered.
+    #[cold]
+    pub fn imm_alone(&self) -> Self {
+        let shape = Shape::Range { local: 0, remote: 0, len: 0, chunk: 1 };
+        Self { imm: self.imm, ..Self::of(self.kind, shape) }
+    }
+
     /// Whether requests of the work take credit of the peer's grant: it limits bytes, or what the requests carry.
     pub fn takes_credit(&self, credit: &SendCredit) -> bool {
         let is_limited = |counter: &CreditCounter| !counter.is_unlimited();

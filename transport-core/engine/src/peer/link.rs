@@ -13,7 +13,7 @@ use crate::rail::FULL_SPEED;
 use crate::spi::{
     Capabilities, Connector, Direct, Domain, Operations, Paths, PeerSlot, WorkKind, WorkRequest,
 };
-use crate::{Control, EngineHandle, Error, ErrorKind, Locality, Op, Outcome, Result};
+use crate::{Control, EngineHandle, Error, ErrorKind, Locality, Op, Outcome, Result, Work};
 
 /// The link to a peer over one rail group of one transport.
 pub struct Link {
@@ -80,6 +80,17 @@ const DISCONNECT: u32 = 1;
 /// One renewal under way.
 const ONE_RENEWAL: u32 = 2;
 
+/// The rails that [`Link::capacity`] counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CountedRails {
+    /// Those in service whose path works.
+    InService,
+    /// Also those that the user has taken out of service.
+    Working,
+    /// Also those that are lost, or whose path is broken.
+    All,
+}
+
 /// Checked offsets into the local and the remote region, and the length in bytes.
 #[derive(Debug, Clone, Copy)]
 pub struct CheckedRange {
@@ -133,6 +144,22 @@ impl Link {
     pub fn pairs(&self) -> impl Iterator<Item = (usize, &PairedRail)> {
         let sending = self.rails.iter().enumerate().filter_map(|(rail, pair)| Some((rail, pair.as_ref()?)));
         sending.chain(self.receiving.iter().map(|(rail, pair)| (*rail, pair)))
+    }
+
+    /// What those rails of the link that `counts` selects carry now, if they reach both regions of `work`. Relative to other
+    /// links.
+    pub fn capacity(&self, work: &Work, counts: CountedRails) -> u64 {
+        let (transport, first) = (self.engine.transport, self.engine.first_rail);
+        let reaches = |rail: usize| work.is_local_on(transport, rail) && work.is_remote_on(rail);
+        let all = counts != CountedRails::InService;
+        let rails = self.rails.iter().enumerate();
+        let rails =
+            rails.filter(|(rail, _)| reaches(first + rail) && (all || !self.engine.is_out_of_service(*rail)));
+        let carries = |paired: &PairedRail| match counts {
+            CountedRails::All => u64::from(paired.weight),
+            _ => paired.capacity.load(Ordering::Relaxed),
+        };
+        rails.filter_map(|(_, paired)| paired.as_ref().map(carries)).sum()
     }
 
     #[inline]

@@ -22,6 +22,8 @@ pub(crate) struct LinkState {
     /// The slots over which only the peer sends, because it has more rails than this side or because the path is
     /// broken. Each with its rail, until it is gone.
     pub receive_slots: Vec<(usize, PeerSlot)>,
+    /// Whether an operation has gone on over another rail group, which is logged once.
+    pub has_continued: bool,
     /// Whether the link has failed. The engine reuses its index once all slots are gone and no operation is left.
     pub has_failed: bool,
     /// Unacknowledged bytes of operations that take credit.
@@ -177,6 +179,7 @@ impl LinkState {
             receive_rail: FIRST_MESSAGE_RAIL,
             send_slots,
             receive_slots,
+            has_continued: false,
             has_failed: false,
             posted_bytes: 0,
             waiting_for_credit: VecDeque::new(),

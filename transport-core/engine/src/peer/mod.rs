@@ -20,7 +20,7 @@ pub(super) use early_events::EarlyEvents;
 pub use events::{PeerEvents, PeerIdentity};
 pub use fences::FenceRequest;
 pub(super) use fences::{Fence, Fences, LostArrivals};
-pub use link::{CheckedRange, Link, PairedRail};
+pub use link::{CheckedRange, CountedRails, Link, PairedRail};
 pub(super) use link_state::{ArrivalKind, BrokenPath, LinkState, SlotLink};
 pub use state::PeerState;
 pub use unconfirmed_failures::PeerProbe;

@@ -4,13 +4,17 @@ use std::ops::Range;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::{Link, PeerEvents};
-use crate::Control;
+use super::{CountedRails, Link, PeerEvents};
 use crate::flow_control::Grantee;
 use crate::imm::ImmCounts;
 use crate::index::{AtomicGroup, GroupIndex, IndexVec, Number, TransportIndex};
 use crate::trace::PeerName;
-use crate::{Error, ErrorKind, PeerId, Result};
+use crate::{Control, Error, ErrorKind, PeerId, Result, Work};
+
+/// The backlog of a group, in bytes, from which on the next operation goes to another group. Pages that move again and
+/// again cost up to four times as much when they go from one core's caches to another's (benches/README.md); waiting
+/// for so much backlog takes 100 µs.
+const LONG_BACKLOG: u64 = 4 << 20;
 
 /// A connected peer: its links, its imm counts, and whether it is alive.
 ///
@@ -106,6 +110,29 @@ impl<C: ?Sized> PeerState<C> {
     #[inline]
     pub fn first_link_of(&self, transport: TransportIndex) -> &Link {
         &self.links[self.groups_of[transport].start]
+    }
+
+    /// The index of the link, among `links`, with the smallest backlog; among equals, that of the preferred group.
+    pub fn least_backlog<'a>(&self, links: impl Iterator<Item = &'a Link>) -> usize {
+        let preferred_group = self.preferred_group.load();
+        let order = |link: &Link| match link.backlog.weight() / LONG_BACKLOG {
+            0 => (0, link.engine.group != preferred_group),
+            times => (times, false),
+        };
+        links.enumerate().min_by_key(|(_, link)| order(link)).map_or(0, |(index, _)| index)
+    }
+
+    /// The link that carries `work` if no rail of `group` can: of another rail group of the same transport that reaches both
+    /// regions, chosen as for a new operation. Links with rails in service come first.
+    #[cold]
+    pub fn link_around(&self, group: GroupIndex, work: &Work) -> Option<&Link> {
+        let others = || {
+            self.links_of(self.links[group].engine.transport).iter().filter(|link| link.engine.group != group)
+        };
+        [CountedRails::InService, CountedRails::Working].into_iter().find_map(|counted| {
+            let reach: Vec<_> = others().filter(|link| link.capacity(work, counted) > 0).collect();
+            reach.get(self.least_backlog(reach.iter().copied())).copied()
+        })
     }
 
     /// Tells the other rail groups of the transport of `group` that credit was given back: operations there may wait

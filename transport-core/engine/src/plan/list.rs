@@ -107,6 +107,37 @@ impl ListPlan {
         self.largest = pieces.map(|bytes| bytes[1] - bytes[0]).fold(self.largest, u64::max);
     }
 
+    /// A list of the pieces in `ranges` alone, which ascend.
+    #[cold]
+    pub fn part_of(&self, ranges: impl Iterator<Item = Range<u32>>) -> Self {
+        let mut part = Self { path: self.path, ..Self::with_capacity(0, self.paged) };
+        let mut segment = 0;
+        let mut last = None;
+        for range in ranges {
+            let mut next = range.start;
+            while next < range.end {
+                segment = self.segment_of(next, segment);
+                let pieces = self.run_from(next, segment, range.end - next);
+                next = pieces.end;
+                for (local, remote, len) in self.pieces(pieces) {
+                    part.push_piece(local, remote, part.bytes() + len);
+                    part.largest = part.largest.max(len);
+                }
+                let end = part.piece_count();
+                match part.segments.last_mut().filter(|_| last == Some(segment)) {
+                    Some(same) => same.end = end,
+                    None => {
+                        let Segment { local, remote, .. } = &self.segments[segment as usize];
+                        let (local, remote) = (Arc::clone(local), Arc::clone(remote));
+                        part.segments.push(Segment { local, remote, end });
+                    }
+                }
+                last = Some(segment);
+            }
+        }
+        part
+    }
+
     fn push_piece(&mut self, local: u64, remote: u64, bytes_to_its_end: u64) {
         self.offsets.push((local, remote));
         self.bytes_before.push(bytes_to_its_end);

@@ -63,6 +63,9 @@ pub enum TraceEvent {
     PathBroken { rail: u16, peer: u32 },
     /// Requests go to a peer over a rail again.
     PathMended { rail: u16, peer: u32 },
+    /// No rail of the engine's group can carry the rest of an operation: the rail group whose first rail is `rail` carries it
+    /// as the operation `rest`.
+    Continued { op: OpId, rail: u16, rest: OpId },
     /// The user took a device out of service.
     RailRetired { rail: u16 },
     /// The user took a device back into service.
@@ -122,6 +125,7 @@ impl TraceEvent {
             Self::Replayed { rail, op, requests, bytes } => (head(23, 0, rail, requests), op.word(), bytes),
             Self::PathBroken { rail, peer } => (head(24, 0, rail, peer), 0, 0),
             Self::PathMended { rail, peer } => (head(25, 0, rail, peer), 0, 0),
+            Self::Continued { op, rail, rest } => (head(26, 0, rail, 0), op.word(), rest.word()),
         };
         [time.as_nanos(), head, subject, value]
     }
@@ -162,6 +166,7 @@ impl Record {
             23 => TraceEvent::Replayed { rail, op, requests: count, bytes: value },
             24 => TraceEvent::PathBroken { rail, peer: count },
             25 => TraceEvent::PathMended { rail, peer: count },
+            26 => TraceEvent::Continued { op, rail, rest: OpId::from_word(value) },
             _ => return None,
         };
         Some(Self { sequence, time: Time::from_nanos(time), event })
@@ -218,6 +223,9 @@ impl fmt::Display for TraceEvent {
             }
             Self::PathBroken { rail, peer } => write!(f, "rail {rail}: nothing goes to peer {peer} any more"),
             Self::PathMended { rail, peer } => write!(f, "rail {rail}: requests go to peer {peer} again"),
+            Self::Continued { op, rail, rest } => {
+                write!(f, "op {op}: the rail group of rail {rail} carries the rest, as op {rest}")
+            }
             Self::RailRetired { rail } => write!(f, "rail {rail}: taken out of service"),
             Self::RailRestored { rail } => write!(f, "rail {rail}: taken back into service"),
             Self::Parked => f.write_str("worker parked"),
@@ -258,6 +266,7 @@ mod tests {
             TraceEvent::Replayed { rail, op, requests: 3, bytes: 1 << 40 },
             TraceEvent::PathBroken { rail, peer },
             TraceEvent::PathMended { rail, peer },
+            TraceEvent::Continued { op, rail, rest: OpId { index: 1 << 23, generation: 9 } },
             TraceEvent::RailRetired { rail },
             TraceEvent::RailRestored { rail },
             TraceEvent::Parked,

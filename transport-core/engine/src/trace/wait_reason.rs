@@ -5,6 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use super::Printable;
+use crate::op::OpId;
 
 /// One thing that an operation waits for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -38,6 +39,8 @@ pub enum WaitReason {
     Window { rail: u32, device: String, bytes: u64 },
     /// The peer has not responded to earlier requests for a long time. Operations to other peers go first.
     PeerResponse { rail: u32, device: String },
+    /// All rails of the operation's group are lost: the rail group `transport` carries the rest, as the operation `rest`.
+    OtherGroup { transport: String, rest: OpId },
     /// The operation's trigger: the signal has to reach `value`, and was `now`.
     Trigger { value: u32, now: u32 },
 }
@@ -96,6 +99,13 @@ impl fmt::Display for WaitReason {
                 write!(f, "room for its receive on rail {rail} ({})", Printable(device))
             }
             Self::Trigger { value, now } => write!(f, "its trigger: the signal is {now}, not yet {value}"),
+            Self::OtherGroup { transport, rest } => {
+                write!(
+                    f,
+                    "its rest, op {rest} of {}: all rails of its own group are lost",
+                    Printable(transport)
+                )
+            }
             Self::PeerCopy => f.write_str("a peer that is copying to or from the region"),
             Self::LocalUse => f.write_str("requests or receives of this side that use the region"),
             Self::Grant { rail, device, of } => {

@@ -5,34 +5,9 @@ use std::time::Duration;
 use limit::{Woken, poll};
 
 use super::*;
-use crate::HandleSetup;
-use crate::flow_control::{EvenShares, ReceiverCredits};
-use crate::index::{GroupIndex, TransportIndex};
-use crate::trace::StallMonitor;
-use crate::{ErrorKind, WakeupPipe};
+use crate::ErrorKind;
 
 const SHORT: Duration = Duration::from_millis(2);
-
-/// A handle without an engine: the test completes the operations.
-fn engine() -> Arc<EngineHandle> {
-    let wakeup = WakeupPipe::new().unwrap().handle().try_clone().unwrap();
-    let stall_monitor = Arc::new(StallMonitor::new(Duration::MAX));
-    let setup = HandleSetup {
-        transport: TransportIndex::FIRST,
-        group: GroupIndex::FIRST,
-        first_rail: 0,
-        posting: crate::Posting::default(),
-        transport_label: "none".into(),
-        label: "none".into(),
-        devices: Vec::new(),
-        max_operations: 8,
-        records: 1,
-        stall_monitor,
-        receiver_credits: Arc::new(ReceiverCredits::new("none".into(), u64::MAX, 1, Arc::new(EvenShares))),
-        for_notifications: false,
-    };
-    Arc::new(EngineHandle::new(setup, wakeup))
-}
 
 /// Submits `count` operations to the engine. Returns their ids too.
 fn submitted(engine: &Arc<EngineHandle>, count: usize) -> (Vec<OpId>, Vec<Op>) {
@@ -55,7 +30,7 @@ fn kind(result: Result<Outcome>) -> ErrorKind {
 
 #[test]
 fn resolves_with_the_last_part_and_adds_up() {
-    let engine = engine();
+    let engine = EngineHandle::without_engine();
     let (ids, mut ops) = submitted(&engine, 2);
     ops.insert(1, Op::ready(outcome(100, 0)));
     let woken = Arc::<Woken>::default();
@@ -82,7 +57,7 @@ fn resolves_with_the_last_part_and_adds_up() {
 
 #[test]
 fn an_error_waits_for_the_others_and_the_first_stays() {
-    let engine = engine();
+    let engine = EngineHandle::without_engine();
     let (ids, ops) = submitted(&engine, 3);
     let mut all = Op::all(ops);
     engine.table.complete(ids[2], error(ErrorKind::PeerDied));
@@ -101,7 +76,7 @@ fn an_error_waits_for_the_others_and_the_first_stays() {
 
 #[test]
 fn what_is_there_already_is_ready() {
-    let engine = engine();
+    let engine = EngineHandle::without_engine();
     let mut all = Op::all(vec![Op::ready(outcome(1, 0)), Op::ready(outcome(2, 0))]);
     assert!(matches!(all.0, State::Ready(_)));
     assert_eq!(all.wait(SHORT).unwrap().bytes, 3);
@@ -116,7 +91,7 @@ fn what_is_there_already_is_ready() {
 
 #[test]
 fn joint_operations_join() {
-    let engine = engine();
+    let engine = EngineHandle::without_engine();
     let (ids, mut ops) = submitted(&engine, 3);
     let inner = Op::all(ops.drain(..2).collect());
     ops.push(inner);
@@ -138,7 +113,7 @@ fn cancels(engine: &EngineHandle) -> Vec<OpId> {
 
 #[test]
 fn a_drop_cancels_what_is_under_way_and_a_detach_does_not() {
-    let engine = engine();
+    let engine = EngineHandle::without_engine();
     let (ids, ops) = submitted(&engine, 3);
     let mut all = Op::all(ops);
     engine.table.finish(ids[1], outcome(1, 1));
@@ -154,7 +129,7 @@ fn a_drop_cancels_what_is_under_way_and_a_detach_does_not() {
 
 #[test]
 fn a_cancel_resolves_when_every_part_is_quiesced() {
-    let engine = engine();
+    let engine = EngineHandle::without_engine();
     let (ids, ops) = submitted(&engine, 2);
     let mut cancel = Op::all(ops).cancel();
     assert_eq!(cancels(&engine), ids);
