@@ -599,14 +599,14 @@ impl Engine {
             };
             let oldest = this.inflight.oldest(is_no_message);
             let active = oldest.and_then(|(_, op)| self.active[op as usize].as_ref());
+            let least = this.least_stuck_limit();
+            let look = this.watch.look(oldest.map(|(run, _)| run), now, least);
+            let Some(mut stuck) = look else { continue };
             // The peer's processor takes part in requests that go through slots.
-            let through_slots = Paths::STAGED | Paths::COALESCED;
             let path = active.map(|active| active.work.path(self.handle.transport, Paths::empty));
-            let least = match path.is_some_and(|path| path.intersects(through_slots)) {
-                true => this.least_stuck_limit().max(LEAST_STUCK_EMULATED),
-                false => this.least_stuck_limit(),
-            };
-            let Some(stuck) = this.watch.look(oldest.map(|(run, _)| run), now, least) else { continue };
+            if path.is_some_and(|path| path.intersects(Paths::STAGED | Paths::COALESCED)) {
+                stuck.limit = stuck.limit.max(LEAST_STUCK_EMULATED);
+            }
             let Some(link) = active.map(|active| active.link) else { continue };
             let has_failed = self.links[link as usize].as_ref().is_none_or(|state| state.has_failed);
             if has_failed || stuck.span * 2 < stuck.limit {
