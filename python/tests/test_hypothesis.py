@@ -320,8 +320,8 @@ METHODS = """
 """
 NAMES = METHODS.split()
 OPTIONAL = """
-    imm notify deadline paths cold coalesce src_stride dst_stride src_offset dst_offset imm_per_request access device owner
-    length offset timeout nonsense
+    imm notify deadline paths cold coalesce src_stride dst_stride src_offset dst_offset imm_per_request access device
+    owner length offset timeout nonsense
 """
 KEYWORDS = st.dictionaries(st.sampled_from(OPTIONAL.split()), anything, max_size=2)
 

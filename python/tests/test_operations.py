@@ -47,7 +47,9 @@ def test_without_a_length_a_transfer_goes_to_the_end_of_the_local_region(pair: P
     assert src.read_bytes(400) == dst.read_bytes(0, 600)
 
 
-@pytest.mark.parametrize("options", [{"cold": True}, {"deadline": 20.0}, {"paths": "memory-copy"}, {"imm": 7}, {"coalesce": "auto"}])
+@pytest.mark.parametrize(
+    "options", [{"cold": True}, {"deadline": 20.0}, {"paths": "memory-copy"}, {"imm": 7}, {"coalesce": "auto"}]
+)
 def test_options_leave_the_bytes_alone(pair: Pair, options: dict[str, object]) -> None:
     src, dst, remote = pair.regions(100_000)
     src.write_bytes(pattern(100_000))
