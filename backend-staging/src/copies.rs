@@ -43,7 +43,7 @@ impl MemoryLocation {
     }
 }
 
-/// What has become of a copy.
+/// How far a copy is once [`Copies::begin`] has returned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CopyStart {
     /// It is complete: the processor has copied the bytes, or the GPU cannot copy.

@@ -498,30 +498,17 @@ impl SlotInitiator {
                 let pairs = pieces.iter().map(|piece| {
                     let at = place;
                     place = place.wrapping_add(len);
-                    (at, piece.local)
+                    ends(at, piece.local)
                 });
                 // SAFETY: as below.
-                unsafe {
-                    match is_copied_in {
-                        true => copy::copy_each(
-                            CopyStrategy::Plain,
-                            pairs.map(|(slot, local)| (slot, local.cast_const())),
-                            len,
-                        ),
-                        false => copy::copy_each(
-                            CopyStrategy::Plain,
-                            pairs.map(|(slot, local)| (local, slot.cast_const())),
-                            len,
-                        ),
-                    }
-                }
+                unsafe { copy::copy_each(CopyStrategy::Plain, pairs, len) };
                 slot.begun = pages.end;
                 continue;
             }
             for (page, piece) in pages.zip(pieces) {
                 let at = place;
                 place = place.wrapping_add(piece.len as usize);
-                if page < slot.begun || slot.page_failures.iter().any(|(failed, _)| *failed == page) {
+                if page < slot.begun || slot.has_failed(page) {
                     slot.begun = slot.begun.max(page + 1);
                     continue;
                 }

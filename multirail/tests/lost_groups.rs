@@ -295,7 +295,7 @@ fn reads_imms_alone_and_imms_per_request_go_on() {
     let mut each = hosts.write(&imm().per_wr());
     match hosts.result(&mut each) {
         Ok(_) => assert_eq!(hosts.to_initiator.imm(3).count(), u64::from(PAGES)),
-        // Nobody knows which of the imms that were under way have arrived.
+        // The target counts imms, and the count does not tell which of those that were under way have arrived.
         Err(error) => assert_eq!(error.kind(), ErrorKind::DeviceLost, "{error}"),
     }
     assert!(hosts.to_initiator.imm(3).count() <= u64::from(PAGES));

@@ -1072,7 +1072,7 @@ impl Engine {
         match has_arrived {
             Some(true) => {
                 self.on_pieces_ended(rail, op, count, None);
-                // What is left may have waited for these.
+                // The operation hands on what is left only once nothing is outstanding: these may have been the last.
                 self.settle_handed_over(op);
             }
             Some(false) if active.error.is_none() => self.replay(op, rail, pieces),
@@ -1392,8 +1392,8 @@ impl Engine {
 
     /// The link over which an operation goes on if no rail of this group can carry what is left.
     fn link_around<'a>(&self, active: &'a ActiveOp) -> Option<&'a Link> {
-        // Nobody finds out when the bytes that a lost rail has delivered are visible, and another group's imm would announce
-        // them. What is outstanding may turn out not to have arrived.
+        // A lost rail cannot be flushed, so its last bytes may become visible only after an imm of another group that
+        // announces them. While something is outstanding, the fence may still tell that nothing of it has arrived.
         let is_flushed = active.work.imm_comes_last() || active.work.is_announced();
         let is_unflushed = self.needs_flushes
             && is_flushed

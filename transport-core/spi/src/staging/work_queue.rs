@@ -108,8 +108,12 @@ impl<T: Default> StagedWorkQueue<T> {
 
     /// The work request with this number, if it has not been removed.
     pub fn get_mut(&mut self, number: Option<u64>) -> Option<&mut StagedWork<T>> {
-        let index = number?.checked_sub(self.queue.front()?.number)?;
-        self.queue.get_mut(index as usize).filter(|work| !work.is_removed)
+        Self::find(&mut self.queue, number?)
+    }
+
+    fn find(queue: &mut VecDeque<StagedWork<T>>, number: u64) -> Option<&mut StagedWork<T>> {
+        let index = number.checked_sub(queue.front()?.number)?;
+        queue.get_mut(index as usize).filter(|work| !work.is_removed)
     }
 
     /// The first work request that has bytes to assign, or that has no bytes and needs an empty slot. The caller
@@ -135,8 +139,7 @@ impl<T: Default> StagedWorkQueue<T> {
         content: &SlotContent,
         result: Result<(), WorkFailure>,
     ) -> Option<&mut StagedWork<T>> {
-        let index = content.work?.checked_sub(self.queue.front()?.number)?;
-        let work = self.queue.get_mut(index as usize).filter(|work| !work.is_removed)?;
+        let work = Self::find(&mut self.queue, content.work?)?;
         work.open_slots -= 1;
         if let Err(failure) = result {
             work.fail(failure);
@@ -172,9 +175,8 @@ impl<T: Default> StagedWorkQueue<T> {
 
     /// Removes the work requests that have ended, in the order of their ends, and calls `each` with them.
     pub fn remove_ended(&mut self, mut each: impl FnMut(&mut StagedWork<T>)) {
-        let Some(first) = self.queue.front().map(|work| work.number) else { return };
         for number in self.ended.drain(..) {
-            let Some(work) = self.queue.get_mut(number.wrapping_sub(first) as usize) else { continue };
+            let Some(work) = Self::find(&mut self.queue, number) else { continue };
             each(work);
             // What the backend keeps with it ends now.
             (work.is_removed, work.extra) = (true, T::default());
