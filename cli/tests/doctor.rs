@@ -5,7 +5,7 @@
 mod process;
 
 use std::collections::BTreeSet;
-use std::net::TcpListener;
+use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -144,8 +144,10 @@ fn a_peer_is_reached_or_not() {
     let peer = listener.local_addr().expect("its address").to_string();
     let rows = run(&mut doctor(&["--peer", &peer]));
     assert_eq!(find(&rows, "peer")["level"], "ok", "{rows:?}");
-    drop(listener);
-    let rows = run(&mut doctor(&["--peer", &peer]));
+    // The connection holds its own port, so that no other program can listen on it.
+    let connection = TcpStream::connect(&peer).expect("connect");
+    let closed = connection.local_addr().expect("its address").to_string();
+    let rows = run(&mut doctor(&["--peer", &closed]));
     let refused = find(&rows, "peer");
     assert_eq!(refused["level"], "problem");
     assert!(refused["what"].as_str().is_some_and(|what| what.contains("no program listens")), "{refused}");

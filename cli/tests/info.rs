@@ -3,6 +3,8 @@
 
 mod process;
 
+use std::net::{TcpListener, TcpStream};
+
 use process::{RunningCommand, multirail, run};
 use serde_json::Value;
 
@@ -178,10 +180,11 @@ fn invalid_arguments_are_refused_before_anything_runs() {
 
 #[test]
 fn a_missing_server_is_one_sentence() {
-    // No program listens on a port that was just closed.
-    let port =
-        std::net::TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a port").port();
-    let (done, _, said) = run(&["bench", "client", &format!("127.0.0.1:{port}")]);
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    // The connection holds its own port, so that no other program can listen on it.
+    let connection = TcpStream::connect(listener.local_addr().expect("its address")).expect("connect");
+    let closed = connection.local_addr().expect("its address").to_string();
+    let (done, _, said) = run(&["bench", "client", &closed]);
     assert!(!done);
     assert_eq!(said.lines().count(), 1, "{said}");
 }

@@ -125,11 +125,16 @@ def memory(engine: Any) -> npt.NDArray[np.uint8]:
     return memory
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
+# Each holds its port and does not listen, so that no other program can listen there.
+_SILENT: list[socket.socket] = []
+
+
+def closed_port() -> int:
+    probe = socket.socket()
+    probe.bind((HOST, 0))
+    _SILENT.append(probe)
+    port: int = probe.getsockname()[1]
+    return port
 
 
 def test_a_sync_write_arrives_and_a_read_returns_it(engine: Any, memory: npt.NDArray[np.uint8], target: Target) -> None:
@@ -286,7 +291,7 @@ def test_async_transfers_are_waited_for_by_number(engine: Any, memory: npt.NDArr
     assert all(read > 0 for read in reads)
     assert engine.get_batch_transfer_status(reads) == 0
     assert (memory[half : half + 64] == memory[half + 64 : half + 128]).all()
-    assert engine.batch_transfer_async_write(f"{HOST}:{free_port()}", [here], [target.address], [8]) == 0
+    assert engine.batch_transfer_async_write(f"{HOST}:{closed_port()}", [here], [target.address], [8]) == 0
     submitted = engine.transfer_submit_write(target.session, here, target.address, 64)
     assert submitted > 0
     while (status := engine.transfer_check_status(submitted)) == 0:
@@ -313,10 +318,10 @@ def test_opcodes_and_notifications(engine: Any, memory: npt.NDArray[np.uint8], t
 
 def test_probes_and_the_first_buffer(engine: Any, target: Target) -> None:
     assert engine.send_probe(target.session) == 0
-    assert engine.send_probe(f"{HOST}:{free_port()}") == -102
+    assert engine.send_probe(f"{HOST}:{closed_port()}") == -102
     assert engine.send_probe("no address") == -101
     assert engine.get_first_buffer_address(target.session) == target.address
-    assert engine.get_first_buffer_address(f"{HOST}:{free_port()}") == 0
+    assert engine.get_first_buffer_address(f"{HOST}:{closed_port()}") == 0
 
 
 def test_managed_buffers(engine: Any, target: Target) -> None:
@@ -337,7 +342,7 @@ def test_an_engine_reaches_itself(engine: Any, memory: npt.NDArray[np.uint8]) ->
 
 def test_sessions_that_are_not_there_fail(engine: Any, memory: npt.NDArray[np.uint8]) -> None:
     here = memory.ctypes.data
-    for session in (f"{HOST}:{free_port()}", "no address"):
+    for session in (f"{HOST}:{closed_port()}", "no address"):
         assert engine.transfer_sync_write(session, here, here, 8) < 0
         assert engine.transfer_sync_read(session, here, here, 8) < 0
         assert engine.batch_transfer_sync_write(session, [here], [here], [8]) < 0

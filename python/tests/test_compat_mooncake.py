@@ -18,7 +18,7 @@ from types import ModuleType
 
 import numpy as np
 import pytest
-from differential_mooncake import HOST, PAGE, Target, free_port
+from differential_mooncake import HOST, PAGE, Target, closed_port
 
 import multirail
 from multirail.compat import mooncake
@@ -255,5 +255,5 @@ def test_install_modules_refuses_where_mooncake_is_imported() -> None:
 def test_sessions_of_nobody_are_refused_at_once() -> None:
     engine = new_engine()
     begun = time.monotonic()
-    assert engine.send_probe(f"{HOST}:{free_port()}") == -102
+    assert engine.send_probe(f"{HOST}:{closed_port()}") == -102
     assert time.monotonic() - begun < 5

@@ -90,8 +90,9 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let peer = listener.local_addr().expect("its address").to_string();
         assert_eq!(reach(Check("peer"), &peer).level, Level::Ok);
-        drop(listener);
-        let refused = reach(Check("peer"), &peer);
+        // The connection holds its own port, so that no other program can listen on it.
+        let connection = TcpStream::connect(&peer).expect("connect");
+        let refused = reach(Check("peer"), &connection.local_addr().expect("its address").to_string());
         assert!(
             refused.level == Level::Problem && refused.what.contains("no program listens"),
             "{refused:?}"
