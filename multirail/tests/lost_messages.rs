@@ -333,6 +333,70 @@ fn all_messages_arrive(clock: &VirtualClock, a: &Fabric, b: &Fabric, count: usiz
     assert_eq!(arrived, count);
 }
 
+/// Fabrics that have lost devices before connect over the others: messages, notifications, writes and reads work. If no
+/// pair of devices is left, they do not connect.
+#[test]
+fn fabrics_connect_after_losses() {
+    // The devices of each side, and those that it loses.
+    let cases: [[(u32, &[u32]); 2]; 7] = [
+        [(2, &[0]), (2, &[])],
+        [(2, &[]), (2, &[0])],
+        [(4, &[0]), (4, &[1])],
+        [(4, &[0, 1]), (4, &[2])],
+        [(2, &[0]), (4, &[3])],
+        [(4, &[1]), (2, &[])],
+        [(3, &[0, 1]), (3, &[2])],
+    ];
+    for case in cases {
+        let clock = VirtualClock::default();
+        let [a, b] = case.map(|(devices, lost)| {
+            let lose_devices_at = lost.iter().map(|device| (*device, Time::from_nanos(1000))).collect();
+            open(&clock, devices, LinkModel { lose_devices_at, ..LinkModel::p5() }, devices.into())
+        });
+        while turn(&clock, &[&a, &b], Time::from_nanos(100_000)) {}
+        if case[0].0 == 3 {
+            let error = a.connect_local(&b).err().unwrap();
+            assert!(error.kind() == ErrorKind::Unreachable && error.to_string().contains("works at both ends"));
+            continue;
+        }
+        all_messages_arrive(&clock, &a, &b, 10);
+        all_messages_arrive(&clock, &b, &a, 10);
+        let (to_b, to_a) = a.connect_local(&b).unwrap();
+        let [local, target] = [&a, &b].map(|fabric| fabric.alloc(1 << 20, Access::all()).unwrap());
+        let random: Vec<u8> = std::iter::repeat_with(|| fastrand::u8(..)).take(1 << 20).collect();
+        local.copy_in(0, &random).unwrap();
+        let (there, here) =
+            (to_b.import(&target.descriptor()).unwrap(), to_a.import(&local.descriptor()).unwrap());
+        let half = 1 << 19;
+        let wait = |mut op: Op| {
+            let limit = clock.now().after(DEADLINE);
+            let result = loop {
+                if let Some(result) = op.try_result() {
+                    break result;
+                }
+                assert!(turn(&clock, &[&a, &b], limit), "{case:?}");
+            };
+            result.unwrap_or_else(|error| panic!("{case:?}: {error}"));
+        };
+        wait(to_b.write(&local, 0..half, &there, 0).unwrap());
+        wait(to_a.read(&target, half..2 * half, &here, half).unwrap());
+        let mut arrived = vec![0; random.len()];
+        target.copy_out(0, &mut arrived).unwrap();
+        assert!(arrived == random, "{case:?}");
+        // Notifications have the first two devices only.
+        if [0, 1].iter().all(|device| case.iter().any(|(_, lost)| lost.contains(device))) {
+            assert!(to_b.notify(b"there").is_err_and(|error| error.to_string().contains("works at both ends")));
+            continue;
+        }
+        let mut notifications = [&a, &b].map(|fabric| fabric.notifications().unwrap());
+        wait(to_b.notify(b"there").unwrap());
+        wait(to_a.notify(b"back").unwrap());
+        while turn(&clock, &[&a, &b], clock.now().after(Duration::from_millis(1))) {}
+        let arrived = notifications.each_mut().map(|it| it.try_next().unwrap().unwrap().bytes.to_vec());
+        assert_eq!(arrived, [&b"back"[..], b"there"], "{case:?}");
+    }
+}
+
 /// The path breaks first, and a device at its end is lost while nothing is settled: both sides learn that it does not
 /// come back.
 #[test]

@@ -386,7 +386,7 @@ fn blank<'a>(link: &'a Link, work: &'a Work) -> impl Iterator<Item = RailPlan> +
     let unusable = move |index: usize| {
         let rail = engine.first_rail + index;
         match &link.rails[index] {
-            None => Some("the peer has no rail for it"),
+            None => Some("its device was lost before the two sides connected, or the peer's"),
             Some(_) if engine.counts[index].is_lost() => Some("its device is lost"),
             Some(paired) if paired.capacity.load(Relaxed) == 0 => Some("its path to the peer is broken"),
             Some(_) if !work.is_local_on(transport, rail) => Some("the local region is not on it"),

@@ -426,7 +426,7 @@ impl Engine {
     // ---- messages that change their rail ----
 
     /// Messages to the peer of a link go over the first rail whose path works, or may come back.
-    fn update_message_rail(&mut self, link: u32) {
+    pub(super) fn update_message_rail(&mut self, link: u32) {
         let Some(Some(state)) = self.links.get(link as usize) else { return };
         let reaches = |rail: &usize| {
             let broken = state.broken_paths().iter().find(|path| path.rail == *rail);

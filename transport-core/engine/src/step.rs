@@ -509,7 +509,13 @@ impl Engine {
         (0..self.rails.len()).for_each(|rail| peer.context.endpoint_changed(self.handle.group, rail));
         let mut state = LinkState::new(peer, send_slots, receive_slots, renew_after);
         state.set_weights(self.handle.group, self.speeds.iter().copied());
+        // Messages do not go over the rail that both sides expect, if its device was lost before, here or at the peer.
+        state.announces = state.send_slots.iter().any(Option::is_none);
+        let announces = state.announces;
         self.links[index as usize] = Some(state);
+        if announces {
+            self.update_message_rail(index);
+        }
         self.break_paths_of_lost_rails(index);
         self.handle_early_events(index);
     }

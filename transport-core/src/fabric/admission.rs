@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Weak};
 
-use super::reservation::Reservation;
+use super::reservation::{RailSlot, Reservation};
 use super::transport::COMPANION_SUFFIX;
 use super::{FabricInner, lock};
 use crate::control::{Identity, LinkReport, SessionHandle, TransportOffer};
@@ -120,9 +120,7 @@ impl PeerAdmission {
 
 impl Drop for PeerAdmission {
     fn drop(&mut self) {
-        for slot in self.transports.iter().flat_map(|reservation| &reservation.slots) {
-            slot.domain.connector().disconnect(slot.slot);
-        }
+        self.transports.iter_mut().flat_map(|reservation| &mut reservation.slots).for_each(RailSlot::give_back);
     }
 }
 

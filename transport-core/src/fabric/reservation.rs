@@ -20,6 +20,8 @@ pub(super) struct Reservation {
     pub is_companion: bool,
     backend: &'static str,
     domains: Vec<Arc<dyn Domain>>,
+    /// Whether each rail's device was lost before.
+    lost: Vec<bool>,
     /// Whether the peer is in this process.
     is_local: bool,
     /// The rate of each rail in Mbit/s, 0 if unknown.
@@ -40,9 +42,31 @@ pub(super) struct Reservation {
 /// A peer slot on one rail, with the offer for the peer.
 pub(super) struct RailSlot {
     rail: usize,
-    pub domain: Arc<dyn Domain>,
-    pub slot: PeerSlot,
+    domain: Arc<dyn Domain>,
+    /// `None` if this side's device of the pair is lost, or the peer's. The two sides do not use the pair then.
+    slot: Option<PeerSlot>,
+    /// No bytes if this side's device is lost.
     offer: Vec<u8>,
+}
+
+impl RailSlot {
+    /// Connects the slot with the peer's offer, or gives the slot back if the peer's device is lost.
+    fn complete(&mut self, offer: &[u8]) -> Result<()> {
+        match self.slot {
+            Some(slot) if !offer.is_empty() => self.domain.connector().complete(slot, offer),
+            _ => {
+                self.give_back();
+                Ok(())
+            }
+        }
+    }
+
+    /// Gives the slot back to the backend.
+    pub fn give_back(&mut self) {
+        if let Some(slot) = self.slot.take() {
+            self.domain.connector().disconnect(slot);
+        }
+    }
 }
 
 impl Reservation {
@@ -53,6 +77,7 @@ impl Reservation {
             is_companion: transport.is_companion,
             backend: transport.backend,
             domains: transport.domains.clone(),
+            lost: transport.lost_rails(),
             rates: transport.rates(),
             slots: Vec::new(),
             pairing: None,
@@ -72,11 +97,22 @@ impl Reservation {
         offer.label == self.label && offer.backend == self.backend
     }
 
-    /// Reserves a slot on a rail.
+    /// Reserves a slot on a rail, if its device works.
     fn reserve_on(&self, rail: usize) -> Result<RailSlot> {
         let domain = Arc::clone(&self.domains[rail]);
         let connector = domain.connector();
-        let (slot, offer) = if self.is_local { connector.prepare_local()? } else { connector.prepare()? };
+        let prepared = match self.lost[rail] {
+            true => None,
+            false => {
+                let prepared = if self.is_local { connector.prepare_local() } else { connector.prepare() };
+                match prepared {
+                    // The engine has not noticed the loss yet.
+                    Err(error) if error.kind() == ErrorKind::DeviceLost => None,
+                    prepared => Some(prepared?),
+                }
+            }
+        };
+        let (slot, offer) = prepared.map_or((None, Vec::new()), |(slot, offer)| (Some(slot), offer));
         Ok(RailSlot { rail, domain, slot, offer })
     }
 
@@ -116,6 +152,10 @@ impl Reservation {
             (Some(offer), None) => self.complete_as_connector(offer),
             (Some(_), Some(pairing)) => self.complete_as_listener(pairing, report).map(|()| 0),
         };
+        let done = done.and_then(|new| match self.slots.iter().any(|slot| slot.slot.is_some()) {
+            true => Ok(new),
+            false => Err(unreachable("no pair of rails has a device that works at both ends")),
+        });
         let new = self.slots.len() - *done.as_ref().unwrap_or(&0)..;
         let more = self.slots[new].iter().map(|slot| slot.offer.clone()).collect();
         // The order of the pairs. The sort is stable, and each rail sends over its first slot.
@@ -150,8 +190,8 @@ impl Reservation {
             self.slots.push(slot);
         }
         let order = Self::order(pairing);
-        for (slot, pair) in self.slots.iter().zip(order) {
-            slot.domain.connector().complete(slot.slot, &offer.rails[pair])?;
+        for (slot, pair) in self.slots.iter_mut().zip(order) {
+            slot.complete(&offer.rails[pair])?;
         }
         self.pairing = Some(pairing);
         Ok(self.slots.len() - before)
@@ -166,8 +206,7 @@ impl Reservation {
         self.offers.extend_from_slice(&report.more);
         check_offers(self.offers.len(), pairing)?;
         for (offer, pair) in self.offers.iter().zip(Self::order(pairing.mirrored())) {
-            let slot = &self.slots[pair];
-            slot.domain.connector().complete(slot.slot, offer)?;
+            self.slots[pair].complete(offer)?;
         }
         Ok(())
     }
@@ -186,6 +225,7 @@ impl Reservation {
             label: self.label.clone(),
             engine: Arc::clone(&group.engine),
             index: u32::MAX,
+            domain: Arc::clone(&self.domains[group.rails.start]),
             rails: group.rails.clone().map(|_| None).collect(),
             receiving: Vec::new(),
             refused: self.refused.clone(),
@@ -197,11 +237,12 @@ impl Reservation {
         };
         let Some(pairing) = pairing else { return link };
         let weights = pairing.weights(&transport.rates(), &self.peer_rates);
-        for (pair, slot) in self.slots.iter().enumerate().filter(|(_, slot)| group.rails.contains(&slot.rail))
-        {
+        let of_group = |(_, slot): &(usize, &RailSlot)| group.rails.contains(&slot.rail);
+        for (pair, slot) in self.slots.iter().enumerate().filter(of_group) {
+            let Some(peer_slot) = slot.slot else { continue };
             let paired = PairedRail {
                 domain: Arc::clone(&slot.domain),
-                slot: slot.slot,
+                slot: peer_slot,
                 pair: pair as u16,
                 remote: pairing.remote(pair) as u16,
                 weight: weights[slot.rail],

@@ -323,6 +323,11 @@ impl Transport {
         self.devices.iter().map(|device| u32::try_from(rate(device)).unwrap_or(u32::MAX)).collect()
     }
 
+    /// Whether the device of each rail is lost.
+    pub(super) fn lost_rails(&self) -> Vec<bool> {
+        self.groups.iter().flat_map(|group| &group.engine.counts).map(RailCounts::is_lost).collect()
+    }
+
     pub(super) fn address(&self) -> (String, Vec<u64>) {
         (self.label.clone(), self.domains.iter().map(|domain| domain.id()).collect())
     }

@@ -21,7 +21,10 @@ pub struct Link {
     pub engine: Arc<EngineHandle>,
     /// The engine's index of the link.
     pub index: u32,
-    /// The rail pair that each rail of the engine sends over. `None` if the rail is not paired.
+    /// The domain of the engine's first rail.
+    pub domain: Arc<dyn Domain>,
+    /// The rail pair that each rail of the engine sends over. `None` if its device was lost before the two sides
+    /// connected, here or at the peer.
     pub rails: Vec<Option<PairedRail>>,
     /// The rail pairs over which only the peer sends, because it has more rails than this side; each with the index of
     /// the engine's rail.
@@ -162,9 +165,10 @@ impl Link {
         rails.filter_map(|(_, paired)| paired.as_ref().map(carries)).sum()
     }
 
+    /// The capabilities of the devices. `None` if the transport does not reach the peer.
     #[inline]
     pub fn capabilities(&self) -> Option<&Capabilities> {
-        self.rails.iter().flatten().next().map(|rail| rail.domain.capabilities())
+        self.is_up().then(|| self.domain.capabilities())
     }
 
     /// Runs a small request in the calling thread, if the direct path is open.
