@@ -15,7 +15,7 @@ use crate::completion_queue::{Arrival, Entries, MAX_READ};
 use crate::context::{Contexts, Posted};
 use crate::deferred_failures::DeferredFailures;
 use crate::domain::DomainState;
-use crate::endpoint_replacement::{RetiringEndpoint, grace};
+use crate::endpoint_replacement::{RetiringEndpoint, grace, is_last_request};
 use crate::fabric_endpoint::{EndpointGuard, FabricEndpoint, Queues};
 use crate::internal_receives::InternalReceives;
 use crate::peers::{Destination, FencedSlot, SlotView};
@@ -375,6 +375,9 @@ impl EfaEndpoint {
         self.events.push_back(match ended {
             Posted::Request { id, peer } => {
                 self.outstanding[peer.0 as usize] -= 1;
+                if is_last_request(id) {
+                    return;
+                }
                 Event::Failed { id, status }
             }
             Posted::Receive { receive, .. } => {

@@ -6,20 +6,28 @@
 //! to the peers (`Event::EndpointChanged`). One peer after the other confirms the new address; from then on both sides
 //! use the new endpoint. Once no peer needs the old one, the *retiring* endpoint, the backend closes it, with the
 //! requests that do not end.
+//!
+//! With EFA's own protocols (2.1), a message to a peer whose device is lost may never end: the card has delivered it, and
+//! the peer's provider never sends its receipt. libfabric closes an endpoint with such a message at once. But it waits,
+//! under a lock, for requests that the card has, and does not tell the two apart. So the backend posts one write without
+//! bytes to such a peer, the *last request*. Once the card has failed it, the card has failed everything that was posted to
+//! the peer before.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use libfabric_sys as sys;
+use multirail_spi::copy::CopyStrategy;
 use multirail_spi::{
-    Completions, Error, ErrorKind, Event, FenceKind, PeerSlot, Piece, Result, Status, Time, WorkRequest,
+    Completions, Error, ErrorKind, Event, FenceKind, PeerSlot, Piece, Result, Status, Time, WorkKind,
+    WorkRequest,
 };
 
 use crate::context::Posted;
 use crate::endpoint::{DEVICE_LOST, EfaEndpoint, QUEUE_FULL};
 use crate::fabric_endpoint::FabricEndpoint;
 use crate::library::Info;
-use crate::peers::{Destination, SlotView};
+use crate::peers::{Destination, FencedSlot, SlotView};
 use crate::reaper;
 
 /// How long requests to an aborted peer may take to end before the backend replaces the endpoint. This is for providers
@@ -52,6 +60,23 @@ pub(crate) struct RetiringEndpoint {
     since: Time,
     /// Since when no peer needs it, aborted and fenced ones not counted. `None` as soon as one does.
     unused_since: Option<Time>,
+    last_requests: Vec<LastRequest>,
+}
+
+/// A write without bytes, posted behind everything else to a peer whose device is lost.
+struct LastRequest {
+    peer: PeerSlot,
+    /// Whether the card has failed it.
+    has_failed: bool,
+}
+
+/// The id of the last request to slot 0; the other slots follow. The engine does not know these ids: those of its
+/// operations and of its probes are smaller.
+const LAST_REQUEST_IDS: u64 = 3 << 62;
+
+/// Whether a request is the last one to its peer.
+pub(crate) fn is_last_request(id: u64) -> bool {
+    id >= LAST_REQUEST_IDS
 }
 
 impl EfaEndpoint {
@@ -64,6 +89,7 @@ impl EfaEndpoint {
             // If the poll has filled all room, there may be more arrivals, which would be lost if the endpoint were
             // closed.
             is_read = self.events.len() < into.spare();
+            self.take_last_requests(&mut retiring);
             self.retiring = Some(retiring);
         }
         self.aborted.retain(|(peer, _)| self.outstanding[peer.0 as usize] > 0);
@@ -103,9 +129,12 @@ impl EfaEndpoint {
                 return self.report_device_loss(0);
             }
         };
-        let old = self.endpoint.replace(Box::new(endpoint));
-        self.retiring =
-            old.map(|endpoint| Box::new(RetiringEndpoint { endpoint, since: now, unused_since: None }));
+        if let Some(endpoint) = self.endpoint.replace(Box::new(endpoint)) {
+            let mut retiring =
+                RetiringEndpoint { endpoint, since: now, unused_since: None, last_requests: Vec::new() };
+            self.post_last_requests(&mut retiring);
+            self.retiring = Some(Box::new(retiring));
+        }
         self.is_fence_due = false;
         self.events.push_back(Event::EndpointChanged);
     }
@@ -119,6 +148,55 @@ impl EfaEndpoint {
             return Err(Error::new(ErrorKind::Exhausted, "open endpoint", why));
         }
         self.domain.open_endpoint()
+    }
+
+    /// Posts the last request to each peer whose device is lost and to which requests are posted. Where it cannot be
+    /// posted, closing waits for [`EFA_GRACE`].
+    fn post_last_requests(&mut self, retiring: &mut RetiringEndpoint) {
+        if !self.domain.device.info.uses_efa_protocols() || retiring.endpoint.queues.close_may_hang() {
+            return;
+        }
+        for FencedSlot { slot: peer, kind, .. } in self.fences.clone() {
+            let (slot, posted) = (self.slots.get(peer.0 as usize), self.outstanding.get(peer.0 as usize));
+            let (Some(SlotView::Up(destination)), Some(1..)) = (slot.copied(), posted) else { continue };
+            if kind != FenceKind::DeviceLost || destination.endpoint != retiring.endpoint.number {
+                continue;
+            }
+            let run = WorkRequest {
+                id: LAST_REQUEST_IDS + u64::from(peer.0),
+                peer,
+                kind: WorkKind::Write,
+                local: std::ptr::null_mut(),
+                lkey: 0,
+                len: 0,
+                remote: 0,
+                rkey: 0,
+                imm: None,
+                strategy: CopyStrategy::Plain,
+            };
+            let piece = Piece { local: run.local, remote: 0, len: 0 };
+            // SAFETY: a request without bytes touches only the backend's own memory (`PostConfig::empty_source`).
+            let (posted, _) =
+                unsafe { self.post_run(&mut retiring.endpoint.guard(), &run, &[piece], &destination) };
+            retiring.last_requests.extend((posted == 1).then_some(LastRequest { peer, has_failed: false }));
+        }
+    }
+
+    /// Takes the ends of last requests, which the engine does not know, out of the events.
+    fn take_last_requests(&mut self, retiring: &mut RetiringEndpoint) {
+        if retiring.last_requests.is_empty() {
+            return;
+        }
+        self.events.retain(|event| {
+            let (id, has_failed) = match *event {
+                Event::Done { first, .. } => (first, false),
+                Event::Failed { id, .. } | Event::FailedUnconfirmed { id, .. } => (id, true),
+                _ => return true,
+            };
+            let of_peer = |last: &&mut LastRequest| LAST_REQUEST_IDS + u64::from(last.peer.0) == id;
+            retiring.last_requests.iter_mut().filter(of_peer).for_each(|last| last.has_failed = has_failed);
+            !is_last_request(id)
+        });
     }
 
     /// Closes the retiring endpoint once no other peer needs it, and at the latest after [`MAX_RETIREMENT`], unless
@@ -146,8 +224,13 @@ impl EfaEndpoint {
             true => self.domain.peers.card_may_write() && retiring.endpoint.posted.requests > unanswered,
             // With EFA's own protocols, closing waits for the requests that the card has. If the grace period of an
             // aborted peer is over, the card has failed these by now. If the endpoint is replaced for a fence, the card
-            // may have requests to the fenced peer for up to [`EFA_GRACE`].
-            false => self.aborted.iter().all(|(_, until)| *until > now),
+            // may have requests to the fenced peer for up to [`EFA_GRACE`], unless their last request has failed.
+            false => {
+                let failed = retiring.last_requests.iter().filter(|last| last.has_failed);
+                let never_end = failed.map(|last| self.outstanding[last.peer.0 as usize] as usize).sum();
+                retiring.endpoint.posted.requests > never_end
+                    && self.aborted.iter().all(|(_, until)| *until > now)
+            }
         };
         let blocks = is_busy && waits_for_card && age < EFA_GRACE;
         let Some(retiring) = &mut self.retiring else { return };
@@ -156,9 +239,10 @@ impl EfaEndpoint {
         if blocks || !is_quiet && age < MAX_RETIREMENT {
             return;
         }
-        let Some(retiring) = self.retiring.take() else { return };
+        let Some(mut retiring) = self.retiring.take() else { return };
+        self.read_whole_receive_queue(&mut retiring.endpoint);
+        self.take_last_requests(&mut retiring);
         let mut endpoint = retiring.endpoint;
-        self.read_whole_receive_queue(&mut endpoint);
         self.domain.peers.close_endpoint(number);
         let ended = endpoint.posted.end_all();
         // Closes the endpoint before it reports the ends. If libfabric does not close it, a reaper keeps all memory

@@ -356,7 +356,9 @@ fn fabrics_connect_after_losses() {
         while turn(&clock, &[&a, &b], Time::from_nanos(100_000)) {}
         if case[0].0 == 3 {
             let error = a.connect_local(&b).err().unwrap();
-            assert!(error.kind() == ErrorKind::Unreachable && error.to_string().contains("works at both ends"));
+            assert!(
+                error.kind() == ErrorKind::Unreachable && error.to_string().contains("works at both ends")
+            );
             continue;
         }
         all_messages_arrive(&clock, &a, &b, 10);
@@ -385,7 +387,9 @@ fn fabrics_connect_after_losses() {
         assert!(arrived == random, "{case:?}");
         // Notifications have the first two devices only.
         if [0, 1].iter().all(|device| case.iter().any(|(_, lost)| lost.contains(device))) {
-            assert!(to_b.notify(b"there").is_err_and(|error| error.to_string().contains("works at both ends")));
+            assert!(
+                to_b.notify(b"there").is_err_and(|error| error.to_string().contains("works at both ends"))
+            );
             continue;
         }
         let mut notifications = [&a, &b].map(|fabric| fabric.notifications().unwrap());

@@ -57,15 +57,31 @@ impl<'a> Transfer<'a> {
     fn send(&mut self) -> CommandResult {
         let fabric = self.common.open()?;
         let policy = self.arguments.reconnect.map_or(ReconnectPolicy::OFF, policy);
-        let server = connection::connect_handle(&fabric, &self.arguments.to, policy)?;
+        let mut server = connection::connect_handle(&fabric, &self.arguments.to, policy)?;
         let mut peer = server.peer()?;
         let mut channel = ServerChannel::new(&fabric, &peer)?;
         let mut last_progress = (Mark { next: 0, sent: 0 }, Instant::now());
+        let (mut known_losses, mut resume) = (fabric.lost_devices(), self.arguments.resume);
         loop {
-            let stop = match self.session(&fabric, &peer, &mut channel) {
+            let stop = match self.session(&fabric, &peer, &mut channel, resume) {
                 Ok(()) => return Ok(()),
                 Err(stop) => stop,
             };
+            // A device that is lost may take messages with it of which nobody can tell whether they have arrived. Over
+            // another connection the server tells what it has.
+            let losses = fabric.lost_devices();
+            let new_loss = losses.iter().find(|device| !known_losses.contains(device));
+            if let (SendError::Failed(failure) | SendError::ServerLost(failure), Some(device)) =
+                (&stop, new_loss)
+            {
+                peer.disconnect();
+                self.say(&format!("{device} is lost ({}); send connects again", failure.message()))?;
+                (known_losses, resume) = (losses, true);
+                server = connection::connect_handle(&fabric, &self.arguments.to, policy)?;
+                peer = server.peer()?;
+                channel.continue_with(&peer);
+                continue;
+            }
             let (SendError::ServerLost(failure), Some(limit)) = (&stop, self.arguments.reconnect) else {
                 return Err(stop.into());
             };
@@ -93,8 +109,9 @@ impl<'a> Transfer<'a> {
         fabric: &Fabric,
         peer: &Peer,
         channel: &mut ServerChannel,
+        resume: bool,
     ) -> Result<(), SendError> {
-        let (resume, sparse) = (self.arguments.resume, !self.arguments.no_sparse);
+        let sparse = !self.arguments.no_sparse;
         let reconnects = self.arguments.reconnect.is_some();
         let lost = |stop| match stop {
             SendError::Failed(failure) if reconnects && wait(peer.closed(), LOSS_LIMIT).is_ok() => {

@@ -120,7 +120,10 @@ impl PeerAdmission {
 
 impl Drop for PeerAdmission {
     fn drop(&mut self) {
-        self.transports.iter_mut().flat_map(|reservation| &mut reservation.slots).for_each(RailSlot::give_back);
+        self.transports
+            .iter_mut()
+            .flat_map(|reservation| &mut reservation.slots)
+            .for_each(RailSlot::give_back);
     }
 }
 

@@ -347,6 +347,12 @@ impl Fabric {
         Ok(())
     }
 
+    /// The names of the devices that are lost. They stay lost until the fabric is opened again.
+    pub fn lost_devices(&self) -> Vec<String> {
+        let is_lost = |rail: &RailStatus| rail.state == RailState::Lost;
+        self.rail_status().into_iter().filter(is_lost).map(|rail| rail.counters.device).collect()
+    }
+
     /// The state and the counters of every rail.
     pub(crate) fn rail_status(&self) -> Vec<RailStatus> {
         let groups = self.0.data_transports().flat_map(|transport| {
