@@ -1,7 +1,10 @@
 //! Copies shuffled pages by a [`BatchCopier`] alone. Prints the speed, and the time of a launch. If a fabric is slower,
 //! the difference is the engine's cost.
 //!
-//! `batch_copier [PAGE BYTES] [BLOCKS] [BYTES PER BATCH] [FROM GPU] [TO GPU]`
+//! `batch_copier [PAGE BYTES] [BLOCKS] [BYTES PER BATCH] [FROM GPU] [TO GPU] [REPEATS]`
+//!
+//! Each batch is launched `REPEATS` times. With many repeats, the speed is that of the GPU alone: with one, a thread lists
+//! every page that the GPU copies.
 
 mod arguments;
 
@@ -26,8 +29,9 @@ fn run() -> Result<()> {
         ("BYTES PER BATCH", 4 << 20, 1),
         ("FROM GPU", 0, 0),
         ("TO GPU", 1, 0),
+        ("REPEATS", 1, 1),
     ];
-    let [page, blocks, batch, from, to] = arguments::numbers(wanted)?;
+    let [page, blocks, batch, from, to, repeats] = arguments::numbers(wanted)?;
     let (from_gpu, to_gpu) = (Device::open(from as u32)?, Device::open(to as u32)?);
     let memory = |gpu| CudaMemory::new(gpu, TOTAL).map(Arc::new);
     let (source, target) = (memory(&from_gpu)?, memory(&to_gpu)?);
@@ -55,22 +59,22 @@ fn run() -> Result<()> {
                     copier.take_completed().transpose()?;
                 }
                 let before = Instant::now();
-                copier.launch()?;
+                copier.launch_repeatedly(repeats as u32)?;
                 launching += before.elapsed();
-                launches += 1;
+                launches += repeats as u32;
             }
         }
         while copier.in_flight() > 0 {
             copier.take_completed().transpose()?;
         }
-        let took = begun.elapsed().as_secs_f64();
+        let took = begun.elapsed().as_secs_f64() / repeats as f64;
         if took < best.1 {
             (best.1, best.2, best.3) = (took, launching, launches);
         }
     }
     let speed = |seconds: f64| TOTAL as f64 / seconds / 1e9;
     println!(
-        "pages of {page}, {blocks} blocks, batches of {batch}, GPU {from} to {to}: {:.1} GB/s, {:.3} of one copy's {:.1}; \
+        "pages of {page}, {blocks} blocks, batches of {batch}, {repeats} times, GPU {from} to {to}: {:.1} GB/s, {:.3} of one copy's {:.1}; \
          {:.1} us per launch",
         speed(best.1),
         best.0 / best.1,
