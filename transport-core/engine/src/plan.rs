@@ -11,6 +11,8 @@ use std::sync::Arc;
 
 pub use list::{ListPlan, PieceRule, Segment};
 
+use crate::spi::extend_by_pairs;
+
 /// The template of an operation's pieces.
 #[derive(Debug, Clone)]
 pub enum Shape {
@@ -62,8 +64,8 @@ impl Shape {
                 make(local + start, remote + start, (*len - start).min(*chunk))
             })),
             Self::Pages { local, remote, page, .. } => {
-                let offsets = local.offsets(range.clone()).zip(remote.offsets(range));
-                into.extend(offsets.map(|(local, remote)| make(local, remote, *page)));
+                let add = |here: u32, there: u32| make(local.offset_of(here), remote.offset_of(there), *page);
+                extend_by_pairs(into, local.indices_of(range.clone()), remote.indices_of(range), add);
             }
             Self::Listed { pieces, .. } => {
                 let pieces = &pieces[range.start as usize..range.end as usize];
@@ -179,6 +181,19 @@ impl PageLayout {
     #[inline]
     pub fn new(indices: Arc<[u32]>, stride: u64, offset: u64) -> Self {
         Self { indices, stride, offset }
+    }
+
+    /// The indices of the pages in `range`, which must not end beyond the number of pages.
+    #[inline]
+    fn indices_of(&self, range: Range<u32>) -> &[u32] {
+        &self.indices[range.start as usize..range.end as usize]
+    }
+
+    /// The offset of the page with an index of [`PageLayout::indices_of`]. It is in bounds, because the caller of
+    /// [`PageLayout::new`] has checked the largest index.
+    #[inline]
+    fn offset_of(&self, index: u32) -> u64 {
+        self.offset + u64::from(index) * self.stride
     }
 
     /// The offsets of the pages in `range`, in order; `range` must not end beyond the number of pages. The offsets are

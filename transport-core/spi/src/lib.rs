@@ -63,7 +63,7 @@ mod wakeup;
 mod work_request;
 
 pub use backend::{Backend, CoalescePolicy, DeviceInfo, DomainSetup, Probe, StagingPolicy, Unavailable};
-pub use batch::{Batch, Piece};
+pub use batch::{Batch, Piece, extend_by_pairs};
 pub use capabilities::{
     AbortScope, Capabilities, DeliveredCost, DeliveredScope, Operations, Ordering, Progress, Revocation,
 };

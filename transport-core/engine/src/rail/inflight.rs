@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 
 /// The most pieces in one run: as many as [`InflightRun`]'s bit mask holds.
-pub(crate) const MAX_RUN: u32 = 32;
+pub(crate) const MAX_RUN: u32 = u64::BITS;
 
 /// Consecutive pieces of one operation that are posted together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,7 +32,7 @@ pub(crate) struct PostedPiece {
 struct InflightRun {
     run: Run,
     /// One bit per piece that is not acknowledged.
-    unacknowledged: u32,
+    unacknowledged: u64,
 }
 
 /// Posted runs, oldest first. A request is *acknowledged* once the engine has seen its completion or its failure.
@@ -163,7 +163,7 @@ impl Inflight {
         let (sequence, index) = (id / u64::from(MAX_RUN), (id % u64::from(MAX_RUN)) as u32);
         let posted = sequence.checked_sub(self.first).and_then(|at| self.runs.get(usize::try_from(at).ok()?));
         let inflight = posted.or_else(|| self.evicted.get(&sequence))?;
-        let is_open = inflight.unacknowledged & (1 << index) != 0;
+        let is_open = inflight.unacknowledged & (1_u64 << index) != 0;
         is_open.then(|| PostedPiece { id, op: inflight.run.op, piece: inflight.run.first_piece + index })
     }
 
@@ -171,7 +171,7 @@ impl Inflight {
     pub fn unacknowledged(&self) -> impl Iterator<Item = PostedPiece> + '_ {
         let evicted = self.evicted.iter().map(|(sequence, inflight)| (*sequence, inflight));
         evicted.chain((self.first..).zip(&self.runs)).flat_map(|(sequence, inflight)| {
-            let open = (0..MAX_RUN).filter(|index| inflight.unacknowledged & (1 << index) != 0);
+            let open = (0..MAX_RUN).filter(|index| inflight.unacknowledged & (1_u64 << index) != 0);
             open.map(move |index| PostedPiece {
                 id: sequence * u64::from(MAX_RUN) + u64::from(index),
                 op: inflight.run.op,
@@ -181,8 +181,10 @@ impl Inflight {
     }
 }
 
-fn mask(bits: Range<u32>) -> u32 {
-    let below = |end: u32| ((1_u64 << end) - 1) as u32;
+/// A mask of the bits `bits`, whose end is at most [`MAX_RUN`].
+#[inline]
+fn mask(bits: Range<u32>) -> u64 {
+    let below = |end: u32| u64::MAX.checked_shr(u64::BITS - end).unwrap_or(0);
     below(bits.end) & !below(bits.start)
 }
 
@@ -215,7 +217,7 @@ mod tests {
                     model.extend((0..u64::from(run.count)).map(|index| (inflight.id_of(0) + index, run.op)));
                     inflight.push(run);
                 } else {
-                    let (id, count) = (u64::from(number % 1600), u32::from(number) % 40);
+                    let (id, count) = (u64::from(number % 3200), u32::from(number) % 80);
                     let run = u64::from(MAX_RUN);
                     let end = (id + u64::from(count)).min((id / run + 1) * run);
                     let ended: Vec<_> = model.extract_if(id..end.max(id), |_, _| true).collect();
@@ -226,7 +228,7 @@ mod tests {
                 // All pieces of a run have the number of the request in the run.
                     let posted = |(id, op): (&u64, &u32)| PostedPiece { id: *id, op: *op, piece: (id % u64::from(MAX_RUN)) as u32 };
                 prop_assert!(inflight.unacknowledged().eq(model.iter().map(posted)));
-                for id in [u64::from(number), u64::from(number % 1600)] {
+                for id in [u64::from(number), u64::from(number % 3200)] {
                     prop_assert_eq!(inflight.find(id).map(|posted| posted.op), model.get(&id).copied());
                 }
                 prop_assert!(inflight.used_slots() >= model.len());
