@@ -50,6 +50,8 @@ QUESTIONS = {
     "workers find each other without addresses": "questions.html#how-workers-find",
     "who can write once connected keep strangers out": "questions.html#who-can-write",
     "transfer is slow what to look at first": "questions.html#a-transfer-is-slow",
+    "kv cache prefill decode": "recipes.html#hand-a-kv-cache",
+    "broadcast weights to all workers": "recipes.html#send-new-weights",
     "prometheus grafana dashboard": "observability.html#prometheus-and-grafana",
     "systemd service": "deploy.html#a-system-service",
     "dockerfile container image": "deploy.html#containers",
