@@ -1,5 +1,8 @@
 //! The command line: parses the arguments and runs one command.
 
+#[cfg(all(test, feature = "metrics"))]
+mod reference;
+
 use std::ffi::OsString;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -46,7 +49,7 @@ enum Command {
     /// Check this host for settings that slow or stop transfers, and show the fixes
     Doctor(doctor::DoctorArguments),
     /// Measure a transfer, compare it with memcpy in the same run, and verify every byte
-    Bench(bench::BenchArguments),
+    Bench(Box<bench::BenchArguments>),
     /// Receive files into a directory
     #[command(
         after_help = "Exit code: 0 if it was stopped (or, with --once, its sender was served) and no file is unfinished, \
@@ -127,7 +130,7 @@ fn run_arguments(mut arguments: Arguments) -> u8 {
         Command::Explain(explain) => explain::run(common, &explain),
         Command::Topo(topo) => topo::run(common, &topo),
         Command::Doctor(doctor) => return doctor::run(common, &doctor),
-        Command::Bench(bench) => bench::run(common, bench),
+        Command::Bench(bench) => bench::run(common, *bench),
         Command::Serve(serve) => serve::run(common, serve),
         Command::Send(send) => send::run(common, send),
         Command::Simulate(simulate) => simulate::run(common, simulate),

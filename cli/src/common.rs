@@ -1,9 +1,13 @@
 //! The options that every command shares, and the fabric that they open.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
+#[cfg(feature = "metrics")]
+use std::sync::OnceLock;
 
 use clap::ArgAction;
+#[cfg(feature = "metrics")]
+use multirail::metrics::MetricsServer;
 use multirail::{BackendChoice, Efa, Fabric, FabricBuilder, Registry};
 
 use crate::dump::Dumps;
@@ -91,22 +95,60 @@ impl Common {
 
     /// Opens a fabric with the chosen backends.
     pub fn open(&self) -> CommandResult<Fabric> {
-        self.open_with(&self.registry()?, None)
+        self.open_observed(&ObserveOptions::default())
     }
 
-    /// As [`Self::open`], with an admin socket if a path is given.
-    pub fn open_administered(&self, admin: Option<&Path>) -> CommandResult<Fabric> {
-        self.open_with(&self.registry()?, admin)
+    /// As [`Self::open`], and other programs may look at the fabric as `observed` says.
+    pub fn open_observed(&self, observed: &ObserveOptions) -> CommandResult<Fabric> {
+        self.open_with(&self.registry()?, observed)
     }
 
-    /// As [`Self::open_administered`], with the chosen backends of `registry`.
-    pub fn open_with(&self, registry: &Registry, admin: Option<&Path>) -> CommandResult<Fabric> {
+    /// As [`Self::open_observed`], with the chosen backends of `registry`.
+    pub fn open_with(&self, registry: &Registry, observed: &ObserveOptions) -> CommandResult<Fabric> {
         self.require_requested(registry)?;
         let builder = self.security.apply(registry.builder(&self.choice()?)?)?;
-        self.dumps.open(match admin {
+        let fabric = self.dumps.open(match &observed.admin {
             Some(path) => builder.admin_socket(path),
             None => builder,
-        })
+        })?;
+        observed.serve_metrics(&fabric)?;
+        Ok(fabric)
+    }
+}
+
+/// How other programs look at the fabric of a command that runs for long.
+#[derive(clap::Args, Clone, Default)]
+pub struct ObserveOptions {
+    /// Listen at this Unix socket for `multirail device`; bench does so on the client's side
+    #[arg(long, value_name = "PATH")]
+    admin: Option<PathBuf>,
+
+    /// Serve counters to Prometheus at http://ADDRESS/metrics, such as 127.0.0.1:9469; bench does so on the client's
+    /// side. Everyone who reaches the address may read them
+    #[cfg(feature = "metrics")]
+    #[arg(long, value_name = "ADDRESS")]
+    metrics: Option<String>,
+
+    /// The server of `--metrics`, while a copy of these options exists.
+    #[cfg(feature = "metrics")]
+    #[arg(skip)]
+    server: Arc<OnceLock<MetricsServer>>,
+}
+
+impl ObserveOptions {
+    #[cfg(feature = "metrics")]
+    fn serve_metrics(&self, fabric: &Fabric) -> CommandResult {
+        if let Some(address) = &self.metrics {
+            let server = MetricsServer::start(fabric, address.as_str())?;
+            tracing::info!(address = %server.local_addr(), "serving metrics");
+            let _ = self.server.set(server);
+        }
+        Ok(())
+    }
+
+    #[cfg(not(feature = "metrics"))]
+    fn serve_metrics(&self, _fabric: &Fabric) -> CommandResult {
+        Ok(())
     }
 }
 

@@ -56,6 +56,8 @@ mod libfabric;
 mod libibverbs;
 mod loopback;
 mod machine;
+#[cfg(feature = "prometheus")]
+pub mod metrics;
 mod rails;
 mod registry;
 

@@ -1,7 +1,6 @@
 //! Counters through the `metrics` facade, with `--features metrics`.
 
 use std::collections::HashMap;
-use std::time::Duration;
 
 use metrics_util::debugging::{DebugValue, DebuggingRecorder};
 use multirail::{Access, BackendChoice, RailCounters};

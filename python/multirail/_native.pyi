@@ -19,6 +19,7 @@ __all__ = [
     "Listener",
     "LocalList",
     "Message",
+    "MetricsServer",
     "Notification",
     "Notifications",
     "Operation",
@@ -188,6 +189,9 @@ class Fabric:
     def restore_device(self, device: str) -> None:
         """Raises ``InvalidRequest`` if there is no device of this name."""
 
+    def serve_metrics(self, address: str) -> MetricsServer:
+        """``address`` is HOST:PORT. Raises ``Busy`` if somebody listens there."""
+
     def close(self) -> None: ...
     def aclose(self) -> Operation[None]: ...
     def __enter__(self) -> Self: ...
@@ -216,6 +220,22 @@ class Listener:
     def accept(self) -> Operation[Peer]: ...
     def __aiter__(self) -> Self: ...
     def __anext__(self) -> Operation[Peer]: ...
+
+@final
+class MetricsServer:
+    @property
+    def address(self) -> str:
+        """HOST:PORT."""
+
+    def close(self) -> None: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        exception_type: type[BaseException] | None = ...,
+        exception: BaseException | None = ...,
+        traceback: TracebackType | None = ...,
+        /,
+    ) -> None: ...
 
 @final
 class Region:

@@ -12,6 +12,7 @@ use pyo3::types::{PyBytes, PyDict};
 use crate::errors::IntoPython;
 use crate::fork::ForkSafe;
 use crate::messages::{Notifications, RecvPool};
+use crate::metrics::MetricsServer;
 use crate::operation::{Operation, seconds, submitted};
 use crate::options::{access, path_policy};
 use crate::peer::Peer;
@@ -279,6 +280,16 @@ impl Fabric {
     /// Takes a device back into service. Does nothing if it is in service.
     fn restore_device(&self, device: &str) -> PyResult<()> {
         self.get()?.restore_device(device).into_python()
+    }
+
+    // ---- metrics ----
+
+    /// Serves the fabric's counters to Prometheus at `http://ADDRESS/metrics`; port 0 takes a free one. Everyone who
+    /// reaches the address may read them.
+    fn serve_metrics(&self, py: Python<'_>, address: &str) -> PyResult<MetricsServer> {
+        let fabric = self.get()?;
+        let server = py.detach(|| multirail::metrics::MetricsServer::start(fabric, address));
+        Ok(MetricsServer::new(server.into_python()?))
     }
 
     // ---- the end ----

@@ -20,6 +20,7 @@ mod indices;
 mod list;
 mod machine;
 mod messages;
+mod metrics;
 mod operation;
 mod options;
 mod peer;
@@ -37,6 +38,7 @@ use pyo3::prelude::*;
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<fabric::Fabric>()?;
     module.add_class::<fabric::Listener>()?;
+    module.add_class::<metrics::MetricsServer>()?;
     module.add_class::<group::PeerGroup>()?;
     module.add_class::<imm::Arrivals>()?;
     module.add_class::<imm::ImmCounter>()?;

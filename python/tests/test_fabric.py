@@ -6,6 +6,7 @@ import asyncio
 import gc
 import subprocess
 import sys
+import urllib.request
 import warnings
 import weakref
 from pathlib import Path
@@ -100,6 +101,45 @@ def test_a_device_is_taken_out_of_service_and_back(monkeypatch: pytest.MonkeyPat
                 call("lo7")
     with pytest.raises(multirail.Closed):
         pair.a.drain_device("lo1")
+
+
+def scraped(address: str) -> str:
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=LIMIT) as answer:
+        page: str = answer.read().decode()
+    return page
+
+
+def test_metrics_are_scraped(pair: Pair) -> None:
+    size = 8 << 20
+    src, dst = pair.a.alloc(size), pair.b.alloc(size)
+    remote = pair.ab.import_region(dst.descriptor())
+    with pair.a.serve_metrics("127.0.0.1:0") as server:
+        pair.ab.write(src, remote).wait(LIMIT)
+        page = scraped(server.address)
+        total = 0
+        for line in page.splitlines():
+            if line.startswith(("multirail_rail_bytes_total{", "multirail_rail_direct_bytes_total{")):
+                total += int(line.rsplit(" ", 1)[1])
+        assert total == sum(rail["bytes"] + rail["direct_bytes"] for rail in pair.a.counters()) >= size
+        assert "multirail_peers 1" in page
+        with pytest.raises(multirail.Busy):
+            pair.b.serve_metrics(server.address)
+        assert server.address in repr(server)
+    server.close()
+    with pytest.raises(OSError):
+        scraped(server.address)
+    with pytest.raises(multirail.InvalidRequest):
+        pair.a.serve_metrics("nonsense")
+
+
+def test_a_metrics_server_ends_with_its_last_reference(pair: Pair) -> None:
+    server = pair.a.serve_metrics("127.0.0.1:0")
+    address = server.address
+    assert "multirail_peers" in scraped(address)
+    del server
+    gc.collect()
+    with pytest.raises(OSError):
+        scraped(address)
 
 
 async def _drain_and_restore(fabric: multirail.Fabric) -> None:

@@ -18,13 +18,13 @@ mod server;
 mod spawn;
 mod verification;
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use multirail::{CoalescePolicy, Fabric, Paths};
 
 use super::Common;
+use super::common::ObserveOptions;
 use super::failure::{CommandFailure, CommandResult};
 use super::units::{self, Size};
 use client::Client;
@@ -172,9 +172,8 @@ struct MeasureOptions {
     #[arg(long, value_name = "NAME@SECONDS")]
     fail_rail: Option<FailRail>,
 
-    /// Listen at this Unix socket for `multirail device`, on the client's side
-    #[arg(long, value_name = "PATH")]
-    admin: Option<PathBuf>,
+    #[command(flatten)]
+    observed: ObserveOptions,
 
     /// Do not compare the bytes that arrived
     #[arg(long)]
@@ -221,7 +220,7 @@ impl MeasureOptions {
     /// Opens the fabric of the client, and what is to fail in it.
     fn open(&self, common: &Common) -> CommandResult<(Fabric, Option<Arc<RailFailure>>)> {
         match &self.fail_rail {
-            None => Ok((common.open_administered(self.admin.as_deref())?, None)),
+            None => Ok((common.open_observed(&self.observed)?, None)),
             Some(rail) if rail.after >= self.duration => Err(CommandFailure::Invalid(format!(
                 "--fail-rail {}@{}: the measurement takes {} s; give fewer seconds or a longer --duration",
                 rail.device,
@@ -229,7 +228,7 @@ impl MeasureOptions {
                 self.duration.as_secs_f64()
             ))),
             Some(rail) => {
-                let (fabric, failure) = failing::open(common, rail, self.admin.as_deref())?;
+                let (fabric, failure) = failing::open(common, rail, &self.observed)?;
                 Ok((fabric, Some(failure)))
             }
         }

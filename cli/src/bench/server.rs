@@ -1,6 +1,5 @@
 //! The server of a bench: holds the target regions and compares the received bytes.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use multirail::{Access, Fabric, Peer, Region, wait};
@@ -9,6 +8,7 @@ use super::layout::PageLayout;
 use super::load::{BenchLoad, OpKind};
 use super::protocol::{COMPARE, ClientMessage, PROTOCOL, ServerMessage, VERSION, region_name};
 use super::{content, verification};
+use crate::common::ObserveOptions;
 use crate::connection::{until_closed, wait_until_closed};
 use crate::failure::{CommandFailure, CommandResult};
 use crate::units::{self, Size};
@@ -27,9 +27,8 @@ pub struct ServerArguments {
     #[arg(long, default_value = "127.0.0.1:7410", value_name = "ADDRESS")]
     listen: String,
 
-    /// Listen at this Unix socket for `multirail device`
-    #[arg(long, value_name = "PATH")]
-    admin: Option<PathBuf>,
+    #[command(flatten)]
+    observed: ObserveOptions,
 
     /// Give up if no client has connected within this time
     #[arg(long, value_parser = units::duration, value_name = "TIME", hide = true)]
@@ -38,7 +37,7 @@ pub struct ServerArguments {
 
 /// Serves one client.
 pub fn run(common: &Common, arguments: &ServerArguments) -> CommandResult {
-    let fabric = common.open_administered(arguments.admin.as_deref())?;
+    let fabric = common.open_observed(&arguments.observed)?;
     let listener = crate::connection::listen(&fabric, &arguments.listen)?;
     let address = listener.local_addr();
     match common.json {

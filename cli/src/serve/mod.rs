@@ -26,6 +26,7 @@ use std::time::Duration;
 
 use multirail::{ErrorKind, Fabric, Peer, RecvPool};
 
+use super::common::ObserveOptions;
 use super::failure::{CommandFailure, CommandResult};
 use super::units::{self, Size};
 use super::wire::MESSAGE_BYTES;
@@ -49,9 +50,8 @@ pub struct ServeArguments {
     #[arg(long, default_value = "127.0.0.1:7411", value_name = "ADDRESS")]
     listen: String,
 
-    /// Listen at this Unix socket for `multirail device`
-    #[arg(long, value_name = "PATH")]
-    admin: Option<PathBuf>,
+    #[command(flatten)]
+    observed: ObserveOptions,
 
     /// Serve one sender, then exit
     #[arg(long)]
@@ -94,7 +94,7 @@ struct FileServer {
 pub fn run(common: &Common, arguments: ServeArguments) -> CommandResult {
     let on_clash = if arguments.overwrite { NameClash::Overwrite } else { arguments.on_clash };
     let directory = Directory::open(arguments.into, on_clash, Quota::new(arguments.max_bytes))?;
-    let fabric = common.open_administered(arguments.admin.as_deref())?;
+    let fabric = common.open_observed(&arguments.observed)?;
     // Closing the fabric ends every session. Complete files stay, and so do partial files with their journals.
     let interrupted = Arc::<AtomicBool>::default();
     let (closing, flag) = (fabric.clone(), Arc::clone(&interrupted));

@@ -9,13 +9,13 @@ mod domain;
 mod endpoint;
 mod rail_failure;
 
-use std::path::Path;
 use std::sync::Arc;
 
 use backend_loopback::{LinkModel, Loopback, LoopbackConfig};
 use multirail::{Fabric, TransportInfo};
 
 use crate::Common;
+use crate::common::ObserveOptions;
 use crate::failure::{CommandFailure, CommandResult};
 use backend::FailingBackend;
 pub use rail_failure::{FailRail, RailFailure};
@@ -30,7 +30,7 @@ const LOOPBACK_CARDS: u32 = 4;
 pub fn open(
     common: &Common,
     rail: &FailRail,
-    admin: Option<&Path>,
+    observed: &ObserveOptions,
 ) -> CommandResult<(Fabric, Arc<RailFailure>)> {
     let cards = LoopbackConfig::default().devices(LOOPBACK_CARDS).link(LinkModel::p5());
     let mut registry = common.registry()?.with(Arc::new(Loopback::with(cards)));
@@ -40,7 +40,7 @@ pub fn open(
         let failing = FailingBackend::new(Arc::clone(registry.find(name)?), Arc::clone(&failure));
         registry = registry.with(Arc::new(failing));
     }
-    let fabric = common.open_with(&registry, admin)?;
+    let fabric = common.open_with(&registry, observed)?;
     check(&fabric.transports(), &rail.device).map_err(CommandFailure::Invalid)?;
     Ok((fabric, failure))
 }

@@ -1,0 +1,56 @@
+//! The page that a scrape gets.
+
+use metrics::{describe_counter, describe_gauge};
+use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusRecorder};
+use transport_core::{Fabric, WeakFabric};
+
+/// Each counter of a rail, with its help text.
+const COUNTERS: [(&str, &str); 15] = [
+    ("multirail_rail_posts_total", "Work requests posted by the worker"),
+    ("multirail_rail_doorbells_total", "Batches of work requests posted"),
+    ("multirail_rail_bytes_total", "Payload bytes of the work requests posted by the worker"),
+    ("multirail_rail_completions_total", "Work requests that succeeded"),
+    ("multirail_rail_errors_total", "Work requests that failed, and refused posts"),
+    ("multirail_rail_queue_full_total", "Batches of which the endpoint did not accept all requests"),
+    ("multirail_rail_retries_total", "Work requests that the endpoint did not accept at first"),
+    (
+        "multirail_rail_grant_waits_total",
+        "Times an operation left its rail's queue until its peer grants more",
+    ),
+    ("multirail_rail_direct_total", "Work requests that ran in the submitting thread"),
+    (
+        "multirail_rail_direct_bytes_total",
+        "Payload bytes of the work requests that ran in the submitting thread",
+    ),
+    ("multirail_rail_taken_over_total", "Work requests taken over from a rail far behind or out of service"),
+    ("multirail_rail_replayed_total", "Work requests of a lost device that other rails posted again"),
+    ("multirail_rail_replayed_bytes_total", "Payload bytes of the replayed work requests"),
+    ("multirail_rail_paths_broken_total", "Times the path to a peer over this rail broke"),
+    ("multirail_rail_paths_mended_total", "Times a broken path to a peer over this rail was used again"),
+];
+
+/// Renders the metrics of one fabric. It has a recorder of its own, so it neither needs nor changes the recorder that
+/// the program has installed.
+pub struct MetricsPage {
+    fabric: WeakFabric,
+    recorder: PrometheusRecorder,
+}
+
+impl MetricsPage {
+    /// The page of `fabric`, which it does not keep open.
+    pub fn new(fabric: &Fabric) -> Self {
+        let recorder = PrometheusBuilder::new().build_recorder();
+        metrics::with_local_recorder(&recorder, || {
+            COUNTERS.iter().for_each(|(name, help)| describe_counter!(*name, *help));
+            describe_gauge!("multirail_peers", "Connected peers of the fabric");
+        });
+        Self { fabric: fabric.downgrade(), recorder }
+    }
+
+    /// The metrics of now in Prometheus's text format, or `None` if the fabric is gone.
+    pub fn render(&self) -> Option<String> {
+        let fabric = self.fabric.upgrade()?;
+        metrics::with_local_recorder(&self.recorder, || fabric.publish_metrics());
+        Some(self.recorder.handle().render())
+    }
+}

@@ -1,0 +1,138 @@
+//! Metrics over HTTP, with `--features prometheus`.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+
+use multirail::metrics::MetricsServer;
+use multirail::{Access, BackendChoice, ErrorKind, Fabric};
+
+fn open() -> Fabric {
+    multirail::builder(&BackendChoice::Named("loopback".into())).expect("loopback").open().expect("open")
+}
+
+fn start(fabric: &Fabric) -> MetricsServer {
+    MetricsServer::start(fabric, "127.0.0.1:0").expect("a server")
+}
+
+fn connect(address: SocketAddr) -> TcpStream {
+    let stream = TcpStream::connect(address).expect("connect");
+    stream.set_read_timeout(Some(limit::HANG)).expect("a limit");
+    stream
+}
+
+/// What the server answers to these bytes.
+fn answer(address: SocketAddr, request: &[u8]) -> String {
+    let mut stream = connect(address);
+    stream.write_all(request).expect("send");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("an answer");
+    answer
+}
+
+fn scrape(address: SocketAddr) -> String {
+    answer(address, b"GET /metrics HTTP/1.1\r\nHost: here\r\n\r\n")
+}
+
+#[test]
+fn a_scrape_has_the_counters_of_now() {
+    let (here, there) = (open(), open());
+    let server = start(&here);
+    let (peer, _origin) = here.connect_local(&there).expect("connect");
+    let source = here.alloc(8 << 20, Access::LOCAL).expect("memory");
+    let target = there.alloc(8 << 20, Access::REMOTE_WRITE).expect("memory");
+    let remote = peer.import(&target.descriptor()).expect("import");
+    for len in [64, 8 << 20] {
+        peer.write(&source, 0..len, &remote, 0).expect("submit").wait(limit::HANG).expect("a write");
+        let page = scrape(server.local_addr());
+        let (head, body) = page.split_once("\r\n\r\n").expect("a head");
+        assert!(head.starts_with("HTTP/1.1 200 OK\r\n"), "{head}");
+        assert!(head.contains("text/plain; version=0.0.4"), "{head}");
+        assert!(head.contains(&format!("Content-Length: {}\r\n", body.len())), "{head}");
+        for rail in here.counters() {
+            for (name, value) in
+                [("bytes", rail.bytes), ("direct_bytes", rail.direct_bytes), ("posts", rail.posts)]
+            {
+                let (number, device) = (rail.rail, &rail.device);
+                let labels =
+                    format!(r#"transport="loopback",backend="loopback",rail="{number}",device="{device}""#);
+                let line = format!("multirail_rail_{name}_total{{{labels}}} {value}\n");
+                assert!(body.contains(&line), "{line}: {body}");
+            }
+        }
+        assert!(body.contains("\nmultirail_peers 1\n"), "{body}");
+    }
+}
+
+/// `promtool check metrics` asks for a help text.
+#[test]
+fn every_metric_has_help_and_a_type() {
+    let fabric = open();
+    let page = scrape(start(&fabric).local_addr());
+    let samples = page.lines().filter_map(|line| line.strip_prefix("multirail_"));
+    let names: std::collections::BTreeSet<_> =
+        samples.filter_map(|line| line.split(['{', ' ']).next()).collect();
+    assert_eq!(names.len(), 16, "{page}");
+    for name in names {
+        for comment in [format!("# HELP multirail_{name} "), format!("# TYPE multirail_{name} ")] {
+            assert!(page.contains(&comment), "{comment}: {page}");
+        }
+    }
+}
+
+#[test]
+fn other_requests_get_an_answer_that_says_why() {
+    let fabric = open();
+    let server = start(&fabric);
+    let ask = |request: &[u8]| answer(server.local_addr(), request);
+    let head = ask(b"HEAD /metrics HTTP/1.1\r\n\r\n");
+    assert!(head.starts_with("HTTP/1.1 200 ") && head.ends_with("\r\n\r\n"), "{head}");
+    assert!(ask(b"GET /metrics?a=b HTTP/1.0\r\n\r\n").contains("multirail_peers"));
+    assert!(ask(b"GET / HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 404 "));
+    assert!(ask(b"POST /metrics HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 405 "));
+    assert!(ask(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03").starts_with("HTTP/1.1 400 "));
+    let long = [b"GET /metrics HTTP/1.1\r\nA: ".as_slice(), &[b'a'; 8 << 10]].concat();
+    assert!(ask(&long[..8 << 10]).starts_with("HTTP/1.1 400 "));
+    let many = format!("GET /metrics HTTP/1.1\r\n{}\r\n", "A: b\r\n".repeat(65));
+    assert!(ask(many.as_bytes()).starts_with("HTTP/1.1 400 "));
+}
+
+#[test]
+fn a_client_that_says_nothing_or_leaves_does_not_stop_the_server() {
+    let fabric = open();
+    let server = start(&fabric);
+    let silent = connect(server.local_addr());
+    drop(connect(server.local_addr()));
+    let mut cut = connect(server.local_addr());
+    cut.write_all(b"GET /met").expect("send");
+    drop(cut);
+    assert!(scrape(server.local_addr()).contains("multirail_peers 0"));
+    drop(silent);
+}
+
+#[test]
+fn a_server_ends_when_it_is_dropped_and_outlives_its_fabric() {
+    let fabric = open();
+    let server = start(&fabric);
+    let address = server.local_addr();
+    let taken = MetricsServer::start(&fabric, address).err().expect("a refusal");
+    assert_eq!(taken.kind(), ErrorKind::Busy, "{taken}");
+    let nonsense = MetricsServer::start(&fabric, "nonsense").err().expect("a refusal");
+    assert_eq!(nonsense.kind(), ErrorKind::InvalidRequest, "{nonsense}");
+    drop(fabric);
+    assert!(scrape(address).starts_with("HTTP/1.1 503 "));
+    drop(server);
+    assert!(TcpStream::connect(address).is_err(), "somebody listens at {address}");
+}
+
+/// One that listens on all addresses is reached over the loopback address when it ends.
+#[test]
+fn servers_on_all_addresses_end() {
+    let fabric = open();
+    for all in ["0.0.0.0:0", "[::]:0"] {
+        let Ok(server) = MetricsServer::start(&fabric, all) else {
+            eprintln!("skipped: {all}: this machine has no such addresses");
+            continue;
+        };
+        drop(server);
+    }
+}
