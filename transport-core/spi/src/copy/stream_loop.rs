@@ -187,8 +187,11 @@ mod tests {
             known.to_string(),
             "4 streams in bursts of 512 B (known of this processor, until the first copies are measured)"
         );
-        let one =
-            StreamChoice { stream_loop: StreamLoop::new(1, 512), origin: LoopOrigin::Setting, is_final: true };
+        let one = StreamChoice {
+            stream_loop: StreamLoop::new(1, 512),
+            origin: LoopOrigin::Setting,
+            is_final: true,
+        };
         assert_eq!(one.to_string(), "1 stream (MULTIRAIL_STREAM_LOOP)");
     }
 }

@@ -27,7 +27,14 @@ impl Pair {
     }
 
     /// Copies once, compares with std's copy, and cleans up.
-    fn check(&mut self, name: &str, copier: impl Fn(*mut u8, *const u8, usize), len: usize, src_offset: usize, dst_offset: usize) {
+    fn check(
+        &mut self,
+        name: &str,
+        copier: impl Fn(*mut u8, *const u8, usize),
+        len: usize,
+        src_offset: usize,
+        dst_offset: usize,
+    ) {
         let from = start(&self.src, src_offset);
         let to = start(&self.dst, dst_offset);
         let guarded = to - GUARD..to + len + GUARD;
@@ -130,7 +137,8 @@ fn every_stream_loop() {
             for (len, (src, dst)) in sizes.into_iter().flat_map(|len| [(0, 0), (5, 43)].map(|at| (len, at))) {
                 let name = format!("{} {streams}x{burst}", implementation.name);
                 // SAFETY: `check` passes ranges as `copy` asks for; `available` names only what this CPU can run.
-                let copier = |dst, src, len| unsafe { stream_by(StreamLoop::new(streams, burst), dst, src, len) };
+                let copier =
+                    |dst, src, len| unsafe { stream_by(StreamLoop::new(streams, burst), dst, src, len) };
                 pair.check(&name, copier, len, src, dst);
             }
         }

@@ -140,7 +140,8 @@ impl Samples {
             rates.get(rates.len() / 2).copied().unwrap_or_default()
         };
         let rates: Vec<f64> = (0..candidates.len()).map(median).collect();
-        let of = |wanted| candidates.iter().zip(&rates).find(|(it, _)| **it == wanted).map_or(0.0, |it| *it.1);
+        let of =
+            |wanted| candidates.iter().zip(&rates).find(|(it, _)| **it == wanted).map_or(0.0, |it| *it.1);
         match candidates.iter().zip(&rates).max_by(|a, b| a.1.total_cmp(b.1)) {
             Some((fastest, rate)) if *rate > of(known) * GAIN => (*fastest, LoopOrigin::Measured),
             _ => (known, LoopOrigin::Processor),
@@ -215,7 +216,10 @@ mod tests {
     fn a_loop_that_is_clearly_faster_replaces_the_known_one() {
         let known = StreamLoop::new(4, 128);
         assert_eq!(chosen(known, |_, _| 10.0), (known, LoopOrigin::Processor));
-        assert_eq!(chosen(known, |it, _| if it == known { 9.8 } else { 10.0 }), (known, LoopOrigin::Processor));
+        assert_eq!(
+            chosen(known, |it, _| if it == known { 9.8 } else { 10.0 }),
+            (known, LoopOrigin::Processor)
+        );
         // A Zen 3 that pretends to be another processor.
         let zen3 = |it: StreamLoop, _| match (it.streams, it.burst) {
             (4, 128) => 3.8,
