@@ -20,8 +20,8 @@ import numpy as np
 
 # As in peers.rs.
 MEMORY = 128 << 20
-SAMPLES_TAKE_S, LEAST_SAMPLES, LIMIT_S = 0.15, 5, 60
-BATCH, BURST = 64, 4096
+SAMPLES_TAKE_S, LEAST_SAMPLES, LIMIT_S = 0.1, 3, 60
+BATCH, BURST = 64, 1024
 #: The batch of Mooncake's own benchmark. It fails large ones.
 MOONCAKE_BATCH = 128
 HOST = "127.0.0.1"

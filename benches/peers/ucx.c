@@ -15,10 +15,10 @@
 #include <ucp/api/ucp.h>
 #include <unistd.h>
 
-enum { MEMORY = 128 << 20, MOST_PEERS = 1024, MOST_SAMPLES = 1 << 16, LEAST_SAMPLES = 5, LARGEST_MESSAGE = 4096 };
+enum { MEMORY = 128 << 20, MOST_PEERS = 1024, MOST_SAMPLES = 1 << 16, LEAST_SAMPLES = 3, LARGEST_MESSAGE = 4096 };
 // As in `peers.rs`.
-static const double SAMPLE_S = 0.15, LIMIT_S = 30;
-static const unsigned BATCH = 64, BURST = 4096;
+static const double SAMPLE_S = 0.1, LIMIT_S = 30;
+static const unsigned BATCH = 64, BURST = 1024;
 enum { ECHO, COUNTED, LAST };
 
 typedef struct {

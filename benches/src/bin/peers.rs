@@ -33,10 +33,10 @@ use transport_core::{
 const PAUSE: Duration = Duration::from_secs(600);
 /// As in `ucx.c` and `side.py`.
 const MEMORY: usize = 128 << 20;
-const SAMPLES_TAKE: Duration = Duration::from_millis(150);
-const LEAST_SAMPLES: usize = 5;
+const SAMPLES_TAKE: Duration = Duration::from_millis(100);
+const LEAST_SAMPLES: usize = 3;
 const BATCH: usize = 64;
-const BURST: usize = 4096;
+const BURST: usize = 1024;
 const LARGEST_MESSAGE: usize = 4096;
 /// The messages that are sent and not delivered, at most; and the receiver's buffers.
 const UNDER_WAY: usize = 256;
@@ -154,7 +154,8 @@ impl Arguments {
         let pool = fabric.recv_pool(4, LARGEST_MESSAGE)?;
         let peer = fabric.drive(fabric.connect(next_line(&mut addresses)?.as_str()))?;
         let remote = fabric.drive(peer.region("region"))?;
-        let mut initiator = Initiator { fabric, region, pool, peer, remote, target, addresses };
+        let mut initiator =
+            Initiator { is_driven: self.driven, fabric, region, pool, peer, remote, target, addresses };
         println!(r#"{{"ready":true}}"#);
         for command in std::io::stdin().lines() {
             println!("{}", initiator.run(&command?)?);
@@ -174,6 +175,7 @@ struct Other {
 }
 
 struct Initiator {
+    is_driven: bool,
     fabric: DrivenFabric,
     region: Region,
     pool: RecvPool,
@@ -274,6 +276,11 @@ impl Initiator {
         }
     }
 
+    /// Awaits `future`, and drives the engine if no worker does.
+    fn done<T>(&self, future: impl Future<Output = transport_core::Result<T>>) -> BenchResult<T> {
+        if self.is_driven { self.fabric.drive(future) } else { Ok(wait(future, LIMIT)??) }
+    }
+
     fn peers(&mut self, count: usize) -> BenchResult<String> {
         let input = self.target.stdin.as_mut().ok_or("the target has no input")?;
         writeln!(input, "{count}")?;
@@ -281,8 +288,8 @@ impl Initiator {
         for _ in 0..count {
             let address = next_line(&mut self.addresses)?;
             let begun = Instant::now();
-            let peer = wait(self.fabric.connect(address.as_str()), LIMIT)??;
-            let remote = wait(peer.region("region"), LIMIT)??;
+            let peer = self.done(self.fabric.connect(address.as_str()))?;
+            let remote = self.done(peer.region("region"))?;
             peer.write(&self.region, 0..8, &remote, 0)?.wait(LIMIT)?;
             connects.push(begun.elapsed().as_secs_f64());
             peers.push((peer, remote));

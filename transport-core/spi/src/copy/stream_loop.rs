@@ -18,11 +18,11 @@ pub(super) const BURSTS: [usize; 5] = [128, 256, 512, 1024, 2048];
 ///
 /// | | Zen 3 | Zen 4 | Sapphire Rapids |
 /// |---|---|---|---|
-/// | memcpy | 7.4 | 11 | |
-/// | 1 stream | 9.2 | 21.3 | 9.5 |
-/// | 2 streams | 11.4 | 23.3 | |
-/// | 4 streams, bursts of 128 B | 3.8 | 24.8 | 13.9 |
-/// | 4 streams, bursts of 512 B | 13.3 | 22.7 | |
+/// | memcpy | 7.4 | 14.9 | |
+/// | 1 stream | 9.2 | 23.9 | 9.5 |
+/// | 2 streams | 11.4 | 23.2 | |
+/// | 4 streams, bursts of 128 B | 3.8 | 24.5 | 13.9 |
+/// | 4 streams, bursts of 512 B | 13.3 | 22.2 | |
 ///
 /// So the process starts with the loop that is known of its kind of processor, and tries the others on its first
 /// copies ([`StreamChoice`]).
@@ -73,8 +73,8 @@ impl fmt::Display for LoopOrigin {
 /// The loop of a process, and where it comes from.
 ///
 /// A process copies its first streamed bytes by each loop in turn, and measures the time. No other memory is copied,
-/// and no thread waits: a slow loop costs the copies of a process 1 to 2 ms together. The choice changes
-/// the order in which bytes are copied, and nothing else: a run with a seed and a virtual clock is the same.
+/// and no thread waits: slow loops cost a process 1 to 2 ms in all. The choice changes the order in which bytes are
+/// copied, and nothing else: a run with a seed and a virtual clock is the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StreamChoice {
     /// The loop that copies take now.
