@@ -188,7 +188,8 @@ def contestants(given, environment):
 
 
 def measure(rounds, found):
-    """The figures of each section, load and library: a list of microseconds, or a reason."""
+    """The figures of each section, load and library: a list of microseconds, or a reason. Yields them after each round,
+    with the number of rounds."""
     figures = {}
     for number in range(rounds + 1):
         for section, (_, overs, loads) in enumerate(SECTIONS):
@@ -201,7 +202,8 @@ def measure(rounds, found):
                         answers[command, library] = found[library, over].round(command)
                     keep(figures, (section, load, library), answers[command, library], field, number > 0)
         print(f"round {number} of {rounds}" if number else "warm", file=sys.stderr, flush=True)
-    return figures
+        if number > 0:
+            yield number, figures
 
 
 def keep(figures, key, answer, name, kept):
@@ -264,13 +266,13 @@ def readme(sections):
         yield f"| {words} | " + " | ".join(medians) + " |"
 
 
-def machine(given, environment, load_before):
+def machine(given, environment, load_before, rounds):
     packages = [name for names in PACKAGES.values() for name in names if name != "numpy"]
     now = datetime.datetime.now(datetime.UTC).strftime("%d %B %Y, %H:%M UTC")
     busy = f"load average {load_before} before and {os.getloadavg()[0]:.1f} after, on {os.cpu_count()} cores"
     binary = str(given.binary or "target/dist/peers")
     return [*versions(environment / "bin/python", environment, packages, binary), f"{now}; {busy}",
-            f"medians of {given.rounds} rounds, in µs; the shortest and the longest round in brackets"]
+            f"medians of {rounds} rounds, in µs; the shortest and the longest round in brackets"]
 
 
 def write_out(given, figures, described):
@@ -281,9 +283,7 @@ def write_out(given, figures, described):
     (given.out / "peers.html").write_text(page.html(sections, described, NOTES, LIBRARIES))
     kept = {" / ".join([SECTIONS[section][0], load, library]): values for (section, load, library), values in figures.items()}
     (given.out / "peers.json").write_text(json.dumps({"described": described, "figures": kept}, indent=1) + "\n")
-    print(text)
-    print("README's rows:", *readme(sections), sep="\n")
-    print(f"\n{given.out}/peers.html has the plots")
+    return text, sections
 
 
 def self_check(given):
@@ -316,12 +316,16 @@ def measure_all(given):
     load_before, found = f"{os.getloadavg()[0]:.1f}", {}
     try:
         found = contestants(given, environment)
-        figures = measure(given.rounds, found)
+        # Written anew after each round, so that a run that is ended early is not lost.
+        for rounds, figures in measure(given.rounds, found):
+            text, sections = write_out(given, figures, machine(given, environment, load_before, rounds))
     finally:
         for contestant in found.values():
             if contestant.pair:
                 contestant.pair.end()
-    write_out(given, figures, machine(given, environment, load_before))
+    print(text)
+    print("README's rows:", *readme(sections), sep="\n")
+    print(f"\n{given.out}/peers.html has the plots")
 
 
 if __name__ == "__main__":
