@@ -209,7 +209,7 @@ class Initiator:
 
     def _with_echo(self, operations, sample):
         if not hasattr(self.side, "notifications"):
-            raise Missing("has no messages")
+            raise Missing(f"{self.library} has no messages")
         self._ask(f"echo {json.dumps(self.side.offer())}")
         measured = median_us(operations, sample)
         self.side.notify(self.peer, LAST, 1)
