@@ -13,8 +13,8 @@ pub(super) const SAMPLE: usize = 1 << 20;
 const ROUNDS: usize = 7;
 
 /// The rate of a loop is that of its third fastest sample. Two samples may find their bytes in a cache, and four may be
-/// interrupted or share the memory with other programs. On a busy machine, the median of five samples chose another
-/// loop in a third of all processes.
+/// interrupted or share the memory with other programs. On a busy machine, the median of five samples chose a slower
+/// loop in three of four processes.
 const COUNTED: usize = 2;
 
 /// A loop replaces the known one if it is more than this many times as fast.
