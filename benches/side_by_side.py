@@ -22,11 +22,12 @@ class Failed(Exception):
 class Pair:
     """The two processes of a library, in a process group of their own. They are stopped outside of a round."""
 
-    def __init__(self, name, command, environment):
+    def __init__(self, name, command, environment, errors=None):
+        """`errors` is a file for what the processes write to their error output; by default it is this program's."""
         self.name, self.rounds, self.lines = name, {}, queue.Queue()
         # The child stays in this terminal session: if this program is killed, Linux ends the stopped processes of
         # the group.
-        settings = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "process_group": 0}
+        settings = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": errors, "process_group": 0}
         self.process = subprocess.Popen(command, text=True, env=environment, **settings)
         threading.Thread(target=self._read, daemon=True).start()
 
@@ -63,6 +64,7 @@ class Pair:
         self._signal(signal.SIGSTOP)
         if kept:
             self.rounds.setdefault(command, []).append(times)
+        return times
 
     def end(self):
         """Ends both processes."""
@@ -108,9 +110,9 @@ def installed(directory, packages):
     return python
 
 
-def run(command):
+def run(command, folder=None, limit_s=INSTALL_LIMIT_S):
     try:
-        subprocess.run(command, check=True, timeout=INSTALL_LIMIT_S)
+        subprocess.run(command, check=True, timeout=limit_s, cwd=folder)
     except (OSError, subprocess.SubprocessError) as why:
         raise Failed(str(why)) from None
 

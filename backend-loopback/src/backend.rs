@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use multirail_spi::{
     Backend, DeviceInfo, Domain, DomainSetup, Error, ErrorKind, HostSharing, Probe, Result, StagingPolicy,
-    Unavailable,
+    Unavailable, copy::StreamChoice,
 };
 
 use crate::config::{LoopbackConfig, group_of};
@@ -57,7 +57,12 @@ impl Loopback {
             StagingPolicy::WhereRefused => ", staged where the kernel refuses",
             StagingPolicy::Always => ", all staged",
         };
-        format!("{copies}{path}{staging}")
+        // A link model may be in virtual time: its bytes are few, and its figures say nothing of this processor.
+        let stream_loop = match (&self.config.link, StreamChoice::of_ranges()) {
+            (None, Some(choice)) => format!("; cold copies by {choice}"),
+            _ => String::new(),
+        };
+        format!("{copies}{path}{staging}{stream_loop}")
     }
 }
 
@@ -67,9 +72,11 @@ impl Backend for Loopback {
     }
 
     fn probe(&self) -> Probe {
-        HostSharing::of_this_process().map_err(|error| Unavailable {
-            reason: "an environment variable has an invalid value".into(),
-            remedy: error.context().into(),
+        HostSharing::of_this_process().and_then(|_| StreamChoice::check_setting()).map_err(|error| {
+            Unavailable {
+                reason: "an environment variable has an invalid value".into(),
+                remedy: error.context().into(),
+            }
         })?;
         Ok((0..self.config.devices.max(1)).map(|number| self.device(number)).collect())
     }

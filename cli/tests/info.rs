@@ -49,6 +49,23 @@ fn info_prints_a_table() {
     }
 }
 
+/// The loop of cold copies is a setting on x86_64 alone, but each system checks its value.
+#[test]
+fn info_names_the_loop_of_cold_copies() {
+    let info = |given: &str| {
+        let mut info = multirail(&["info", "--backend", "loopback"]);
+        let output = info.env("MULTIRAIL_STREAM_LOOP", given).output().expect("start");
+        let said = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+        (output.status.success(), said.concat().split_whitespace().collect::<Vec<_>>().join(" "))
+    };
+    let (done, said) = info("4x100");
+    assert!(!done && said.contains("MULTIRAIL_STREAM_LOOP is \"4x100\""), "{said}");
+    for (given, shown) in [("2x512", "2 streams in bursts of 512 B"), ("", "streams in bursts of")] {
+        let (done, said) = info(given);
+        assert!(done && (said.contains(shown) || cfg!(not(target_arch = "x86_64"))), "{said}");
+    }
+}
+
 #[test]
 fn there_is_no_fallback_backend() {
     for (name, says) in [("tcp", "unknown backend"), ("verbs", NO_LIBIBVERBS), ("", "empty")] {

@@ -93,7 +93,7 @@ mod tests {
     #[test]
     fn staging_comes_from_the_environment() {
         let about = |text: &str| given(STAGING, text).probe().map(|devices| devices[0].about.clone());
-        assert_eq!(about("").unwrap(), "memory copies on this host");
+        assert!(about("").unwrap().starts_with("memory copies on this host"));
         assert!(about("1").unwrap().contains("staged where the kernel refuses"));
         let why = about("perhaps").unwrap_err();
         assert!(why.reason.contains(STAGING) && why.remedy.contains("give 0, 1 or always"), "{why:?}");

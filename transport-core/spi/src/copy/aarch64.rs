@@ -5,7 +5,8 @@ use std::arch::asm;
 use super::implementation::Implementation;
 
 /// NEON registers, which every aarch64 CPU that Rust's std supports has.
-pub(super) static NEON: Implementation = Implementation { name: "neon", plain, stream, stream_four: None };
+pub(super) static NEON: Implementation =
+    Implementation { name: "neon", plain, stream, stream_four: None, stream_by: None };
 
 /// The bytes that one iteration of a loop, a *turn*, copies.
 const TURN: usize = 128;

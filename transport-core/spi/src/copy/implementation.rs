@@ -3,11 +3,16 @@
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
+use super::stream_loop::StreamLoop;
+
 /// One copy loop: `(dst, src, len)`, with [`copy`](super::copy)'s safety rules.
 pub(super) type Copier = unsafe fn(*mut u8, *const u8, usize);
 
 /// Four streaming copies at once, with [`stream_four`](super::stream_four)'s safety rules.
 pub(super) type FourCopier = unsafe fn([*mut u8; 4], [*const u8; 4], usize);
+
+/// A streaming copy by a given loop, with [`copy`](super::copy)'s safety rules.
+pub(super) type StreamBy = unsafe fn(StreamLoop, *mut u8, *const u8, usize);
 
 /// A loop for each [`CopyStrategy`](super::CopyStrategy), and one for four pieces.
 pub(super) struct Implementation {
@@ -18,6 +23,9 @@ pub(super) struct Implementation {
     pub(super) stream: Copier,
     /// `None` if four pieces side by side are not faster than one by one, or if that was not measured.
     pub(super) stream_four: Option<FourCopier>,
+    /// A streaming copy by a given loop, for tests. `None` if there is only one.
+    #[cfg_attr(not(test), allow(dead_code))]
+    pub(super) stream_by: Option<StreamBy>,
 }
 
 impl Implementation {
@@ -47,6 +55,7 @@ static RESOLVE: Implementation = Implementation {
     stream: |dst, src, len| unsafe { (resolve().stream)(dst, src, len) },
     // SAFETY: as above.
     stream_four: Some(|dst, src, len| unsafe { resolve().stream_four(dst, src, len) }),
+    stream_by: None,
 };
 
 /// The implementation of this process.
@@ -127,11 +136,11 @@ mod portable {
 
     /// Copies eight bytes at a time, if source and destination have the same alignment.
     pub(in crate::copy) static WORDS: Implementation =
-        Implementation { name: "words", plain: words, stream: words, stream_four: None };
+        Implementation { name: "words", plain: words, stream: words, stream_four: None, stream_by: None };
 
     /// Copies one byte at a time.
     pub(in crate::copy) static BYTES: Implementation =
-        Implementation { name: "bytes", plain: bytes, stream: bytes, stream_four: None };
+        Implementation { name: "bytes", plain: bytes, stream: bytes, stream_four: None, stream_by: None };
 
     const WORD: usize = size_of::<u64>();
 

@@ -6,21 +6,25 @@
 //! and new bytes, and nothing else. A checksum or a completion has to tell whether the bytes are complete.
 //!
 //! Reading order: this file, `implementation` (which loop this CPU runs), then `x86_64` with `vector` and `small`, and
-//! `aarch64`.
+//! `aarch64`. `stream_loop` and `trials` say how many ranges a streaming copy copies side by side.
 
 #[cfg(all(target_arch = "aarch64", not(any(miri, multirail_loom))))]
 mod aarch64;
 mod implementation;
 #[cfg(all(target_arch = "x86_64", not(any(miri, multirail_loom))))]
 mod small;
+mod stream_loop;
 #[cfg(test)]
 mod tests;
+#[cfg(all(target_arch = "x86_64", not(any(miri, multirail_loom))))]
+mod trials;
 #[cfg(all(target_arch = "x86_64", not(any(miri, multirail_loom))))]
 mod vector;
 #[cfg(all(target_arch = "x86_64", not(any(miri, multirail_loom))))]
 mod x86_64;
 
 use crate::Locality;
+pub use stream_loop::{LoopOrigin, StreamChoice, StreamLoop};
 
 /// An operation of at least this many bytes *streams*, even without a hint of the caller: it is copied past the caches
 /// ([`CopyStrategy::Stream`]). 16 MiB.

@@ -1,4 +1,4 @@
-use super::implementation::{Copier, active, available};
+use super::implementation::{active, available};
 use super::{COLD_STREAM_FROM, CopyStrategy, STREAM_FROM, copy, finish, strategy, stream_four};
 use crate::Locality;
 
@@ -27,16 +27,23 @@ impl Pair {
     }
 
     /// Copies once, compares with std's copy, and cleans up.
-    fn check(&mut self, name: &str, copier: Copier, len: usize, src_offset: usize, dst_offset: usize) {
+    fn check(
+        &mut self,
+        name: &str,
+        copier: impl Fn(*mut u8, *const u8, usize),
+        len: usize,
+        src_offset: usize,
+        dst_offset: usize,
+    ) {
         let from = start(&self.src, src_offset);
         let to = start(&self.dst, dst_offset);
         let guarded = to - GUARD..to + len + GUARD;
         let mut expected = vec![UNTOUCHED; guarded.len()];
         expected[GUARD..GUARD + len].copy_from_slice(&self.src[from..from + len]);
         assert!(from + len <= self.src.len() && guarded.end <= self.dst.len());
-        // SAFETY: both ranges are inside their vectors (just checked), which are two
-        // allocations; `available` names only what this CPU can run.
-        unsafe { copier(self.dst.as_mut_ptr().add(to), self.src.as_ptr().add(from), len) };
+        // SAFETY: both ranges are inside their vectors (just checked), which are two allocations.
+        let (to_first, from_first) = unsafe { (self.dst.as_mut_ptr().add(to), self.src.as_ptr().add(from)) };
+        copier(to_first, from_first, len);
         finish(CopyStrategy::Stream);
         assert!(
             self.dst[guarded.clone()] == expected,
@@ -46,10 +53,13 @@ impl Pair {
     }
 }
 
-fn for_all(mut check: impl FnMut(&str, Copier)) {
+fn for_all(mut check: impl FnMut(&str, &dyn Fn(*mut u8, *const u8, usize))) {
     for implementation in available() {
-        check(&format!("{} plain", implementation.name), implementation.plain);
-        check(&format!("{} stream", implementation.name), implementation.stream);
+        for (kind, copier) in [("plain", implementation.plain), ("stream", implementation.stream)] {
+            // SAFETY: `Pair::check` passes ranges as `copy` asks for; `available` names only what this CPU can run.
+            let copier = |dst, src, len| unsafe { copier(dst, src, len) };
+            check(&format!("{} {kind}", implementation.name), &copier);
+        }
     }
 }
 
@@ -111,6 +121,28 @@ fn big_sizes() {
             }
         }
     });
+}
+
+/// Every loop that a setting may name, over lengths around the parts and bursts.
+#[test]
+#[cfg(all(target_arch = "x86_64", not(any(miri, multirail_loom))))]
+fn every_stream_loop() {
+    use super::StreamLoop;
+    use super::stream_loop::BURSTS;
+    let sizes = [256, 257, 4096, (16 << 10) + 63, (32 << 10) + 128, (1 << 20) + 12345];
+    let mut pair = Pair::new(2 << 20);
+    for implementation in available() {
+        let Some(stream_by) = implementation.stream_by else { continue };
+        for (streams, burst) in [1, 2, 4].into_iter().flat_map(|n| BURSTS.map(|burst| (n, burst))) {
+            for (len, (src, dst)) in sizes.into_iter().flat_map(|len| [(0, 0), (5, 43)].map(|at| (len, at))) {
+                let name = format!("{} {streams}x{burst}", implementation.name);
+                // SAFETY: `check` passes ranges as `copy` asks for; `available` names only what this CPU can run.
+                let copier =
+                    |dst, src, len| unsafe { stream_by(StreamLoop::new(streams, burst), dst, src, len) };
+                pair.check(&name, copier, len, src, dst);
+            }
+        }
+    }
 }
 
 /// Four pieces of one length, each with guards; `offsets` is where their sources and

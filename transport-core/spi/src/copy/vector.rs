@@ -12,11 +12,7 @@ pub(super) const LINE: usize = 64;
 /// The bytes that one turn of a loop copies.
 pub(super) const TURN: usize = 4 * LINE;
 
-/// The bytes of one range that [`Vector::stream_four`] copies before it continues with the next range.
-///
-/// Two lines are the fastest on Zen 4. With 1, 2, 4 and 16 lines, pages of 64 KiB reach 19.2, 21.7, 20.3 and 17.6 GB/s.
-/// If the four ranges are parts of one range, 64 KiB apart (`APART` in `x86_64.rs`), 1 and 2 lines reach 17.3 and 20.3
-/// GB/s.
+/// The least bytes of one range that a streaming copy of several ranges copies before it continues with the next range.
 pub(super) const PAIR: usize = 2 * LINE;
 
 /// The distance in bytes at which [`Vector::plain_ahead`] prefetches. Of 1, 2, 4 and 8 KiB, 2 KiB was the fastest on
@@ -37,9 +33,8 @@ pub(super) trait Vector {
     unsafe fn plain_ahead(dst: *mut u8, src: *const u8, turns: usize);
     /// Copies `turns >= 1` turns with non-temporal stores; `dst` is aligned to a line.
     unsafe fn stream(dst: *mut u8, src: *const u8, turns: usize);
-    /// Copies four ranges of `len` bytes side by side, with non-temporal stores: each turn copies one [`PAIR`] of each
-    /// range. Each `dst` is aligned to a line; `len` is a multiple of `PAIR` and not 0.
-    unsafe fn stream_four(dst: [*mut u8; 4], src: [*const u8; 4], len: usize);
+    /// Copies one [`PAIR`] with non-temporal stores; `dst` is aligned to a line.
+    unsafe fn stream_pair(dst: *mut u8, src: *const u8);
     /// Resets the upper halves of the registers (`vzeroupper`), if code without AVX would be slow otherwise.
     unsafe fn reset_registers();
 }
@@ -93,31 +88,15 @@ macro_rules! vector {
             }
 
             #[inline(always)]
-            unsafe fn stream_four(dst: [*mut u8; 4], src: [*const u8; 4], len: usize) {
-                // One index for all eight pointers, counting up to zero from `-len`.
-                let dst = dst.map(|dst| dst.wrapping_add(len));
-                let src = src.map(|src| src.wrapping_add(len));
-                // SAFETY: the caller vouches for `len` bytes of all ranges and the CPU;
-                // every turn moves the pair of lines at `len + i` of each.
+            unsafe fn stream_pair(dst: *mut u8, src: *const u8) {
+                // SAFETY: the caller vouches for one pair of both ranges and the CPU.
                 unsafe {
                     asm!(
-                        ".p2align 4",
-                        "2:",
-                        $(concat!($load, " ", $half, ", [{s0} + {i} + ", $within, "]"),)*
-                        $(concat!($stream, " [{d0} + {i} + ", $within, "], ", $half),)*
-                        $(concat!($load, " ", $half, ", [{s1} + {i} + ", $within, "]"),)*
-                        $(concat!($stream, " [{d1} + {i} + ", $within, "], ", $half),)*
-                        $(concat!($load, " ", $half, ", [{s2} + {i} + ", $within, "]"),)*
-                        $(concat!($stream, " [{d2} + {i} + ", $within, "], ", $half),)*
-                        $(concat!($load, " ", $half, ", [{s3} + {i} + ", $within, "]"),)*
-                        $(concat!($stream, " [{d3} + {i} + ", $within, "], ", $half),)*
-                        "add {i}, 128",
-                        "jnz 2b",
-                        s0 = in(reg) src[0], s1 = in(reg) src[1], s2 = in(reg) src[2], s3 = in(reg) src[3],
-                        d0 = in(reg) dst[0], d1 = in(reg) dst[1], d2 = in(reg) dst[2], d3 = in(reg) dst[3],
-                        i = inout(reg) len.wrapping_neg() => _,
+                        $(concat!($load, " ", $half, ", [{s} + ", $within, "]"),)*
+                        $(concat!($stream, " [{d} + ", $within, "], ", $half),)*
+                        s = in(reg) src, d = in(reg) dst,
                         $(out($clobber) _,)*
-                        options(nostack),
+                        options(nostack, preserves_flags),
                     );
                 }
             }

@@ -2,6 +2,8 @@
 
 use super::implementation::Implementation;
 use super::small::{SMALL, small};
+use super::stream_loop::StreamLoop;
+use super::trials::{PAGES, RANGES, SAMPLE};
 use super::vector::{AHEAD, Avx2, Avx512, LINE, PAIR, Sse2, TURN, Vector};
 
 /// 64-byte registers. Only for CPUs with AVX-512F.
@@ -26,8 +28,11 @@ const AHEAD_FROM: usize = 32 << 10;
 /// A streaming copy copies shorter pieces without streaming: the alignment would cost more than it gains.
 const STREAM_PIECE: usize = 256;
 
-/// The distances in bytes between the four parts that a streaming copy copies side by side. It tries them in this
-/// order.
+/// A shorter range is no trial of a loop: it has few parts.
+const TRIED_FROM: usize = 64 << 10;
+
+/// The distances in bytes between the parts that a streaming copy copies side by side, by the loop of
+/// [`StreamLoop`]. It tries them in this order.
 ///
 /// A hardware prefetcher follows a stream only to the end of its page, and then has to start again (Intel Optimization
 /// Reference Manual, "Data Prefetching"). With parts in four pages, some prefetchers are always active. glibc's memcpy
@@ -51,6 +56,7 @@ const fn implementation<V: Vector, const PREFETCH: bool>(name: &'static str) -> 
         plain: plain::<V, PREFETCH>,
         stream: stream::<V>,
         stream_four: Some(stream_four::<V>),
+        stream_by: Some(stream_by::<V>),
     }
 }
 
@@ -132,6 +138,28 @@ unsafe fn stream<V: Vector>(dst: *mut u8, src: *const u8, len: usize) {
         // SAFETY: the caller's promise, unchanged.
         return unsafe { plain::<V, false>(dst, src, len) };
     }
+    let no_trial = || (len < TRIED_FROM).then(|| RANGES.choice().stream_loop);
+    if let Some(stream_loop) = RANGES.settled().or_else(no_trial) {
+        // SAFETY: the caller's promise, unchanged.
+        return unsafe { stream_by::<V>(stream_loop, dst, src, len) };
+    }
+    // Each trial but the last ends at the end of a line.
+    let mut at = 0;
+    while at < len {
+        let to = dst.wrapping_add(at);
+        let most = SAMPLE + to.addr().wrapping_neg() % LINE;
+        let piece = if len - at < most + TRIED_FROM { len - at } else { most };
+        // SAFETY: `at + piece <= len`, and the caller vouches for `len` bytes.
+        RANGES.run(piece, |it| unsafe { stream_by::<V>(it, to, src.wrapping_add(at), piece) });
+        at += piece;
+    }
+}
+
+/// Streams a range by a given loop.
+///
+/// # Safety
+/// Those of [`stream`], and `len >= LINE`.
+unsafe fn stream_by<V: Vector>(stream_loop: StreamLoop, dst: *mut u8, src: *const u8, len: usize) {
     // Head and tail must not write a line that is also streamed. If they did, the CPU would read that line from memory,
     // and evict it again.
     let mut at = dst.addr().wrapping_neg() % LINE;
@@ -139,11 +167,15 @@ unsafe fn stream<V: Vector>(dst: *mut u8, src: *const u8, len: usize) {
     // caller vouches; it is less than a line at first, and `dst.add(at)` is aligned.
     unsafe {
         small(dst, src, at);
-        for apart in APART {
-            while len - at >= 4 * apart {
-                let parts = [at, at + apart, at + 2 * apart, at + 3 * apart];
-                V::stream_four(parts.map(|at| dst.add(at)), parts.map(|at| src.add(at)), apart);
-                at += 4 * apart;
+        let StreamLoop { streams, burst } = stream_loop;
+        for apart in APART.into_iter().filter(|_| streams > 1) {
+            while len - at >= streams * apart {
+                let part = |number: usize| (dst.add(at + number * apart), src.add(at + number * apart));
+                match streams {
+                    2 => side_by_side::<V, 2>([part(0), part(1)], apart, burst),
+                    _ => side_by_side::<V, 4>([part(0), part(1), part(2), part(3)], apart, burst),
+                }
+                at += streams * apart;
             }
         }
         let turns = (len - at) / TURN;
@@ -157,6 +189,42 @@ unsafe fn stream<V: Vector>(dst: *mut u8, src: *const u8, len: usize) {
         }
         V::reset_registers();
         small(dst.add(at), src.add(at), len - at);
+    }
+}
+
+/// Streams ranges side by side, `burst` bytes of one before it continues with the next.
+///
+/// # Safety
+/// `len` bytes are readable at the second of each pair and writable at the first, which is aligned to a line; `len` is
+/// a multiple of [`PAIR`], and `burst` is `PAIR` or a multiple of [`TURN`]; the CPU has `V`'s instructions.
+#[inline(always)]
+unsafe fn side_by_side<V: Vector, const N: usize>(
+    ranges: [(*mut u8, *const u8); N],
+    len: usize,
+    burst: usize,
+) {
+    let burst = if burst < TURN { PAIR } else { burst };
+    let whole = len - len % burst;
+    // SAFETY: each copy begins at a multiple of a pair and ends at or before `len`.
+    unsafe {
+        if burst == PAIR {
+            for at in (0..whole).step_by(PAIR) {
+                for (dst, src) in ranges {
+                    V::stream_pair(dst.add(at), src.add(at));
+                }
+            }
+            return;
+        }
+        for at in (0..whole).step_by(burst) {
+            for (dst, src) in ranges {
+                V::stream(dst.add(at), src.add(at), burst / TURN);
+            }
+        }
+        for (dst, src) in ranges {
+            for at in (whole..len).step_by(PAIR) {
+                V::stream_pair(dst.add(at), src.add(at));
+            }
+        }
     }
 }
 
@@ -177,11 +245,12 @@ unsafe fn stream_four<V: Vector>(dst: [*mut u8; 4], src: [*const u8; 4], len: us
     }
     let tail = (len - head) % LINE;
     let pairs = (len - head) / PAIR * PAIR;
+    let ranges = [0, 1, 2, 3].map(|i| (dst[i].wrapping_add(head), src[i].wrapping_add(head)));
     // SAFETY: the caller vouches for `len` bytes of each, which are `head`, `pairs` (not
     // 0, since a piece is longer than a pair and a line), perhaps a line, and `tail`;
     // `head` aligns every `dst`.
     unsafe {
-        V::stream_four(dst.map(|dst| dst.add(head)), src.map(|src| src.add(head)), pairs);
+        PAGES.run(4 * pairs, |it| side_by_side::<V, 4>(ranges, pairs, it.burst));
         for (dst, src) in dst.into_iter().zip(src) {
             if head + pairs + tail < len {
                 V::line(dst.add(head + pairs), src.add(head + pairs));
