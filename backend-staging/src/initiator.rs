@@ -60,6 +60,9 @@ const MAX_PACKED: u64 = SLOT_BYTES as u64 / 4;
 /// were slower than direct ones.
 pub(crate) const MAX_COALESCED: u64 = 32 << 10;
 
+/// The most polls in which pages wait for others: four batches of 64 pages, the engine's default, fill a slot.
+const MAX_HELD: u8 = 4;
+
 pub(crate) struct SlotInitiator {
     connection: Arc<Connection>,
     queue: RunQueue,
@@ -67,6 +70,9 @@ pub(crate) struct SlotInitiator {
     awaiting: u32,
     /// Whether the peer has fenced its end since the queue was empty: it responds to nothing of the queue any more.
     is_peer_fenced: bool,
+    /// Whether pages were queued since the last poll, and the number of polls in which the last ones have waited for others.
+    has_new_pages: bool,
+    held_polls: u8,
     /// The numbers of work requests whose bytes have arrived by several slots, and whose imm needs a slot of its own
     /// now.
     due_imms: VecDeque<u64>,
@@ -84,6 +90,8 @@ impl SlotInitiator {
             queue: RunQueue::default(),
             awaiting: 0,
             is_peer_fenced: false,
+            has_new_pages: false,
+            held_polls: 0,
             due_imms: VecDeque::new(),
             slots: (0..SLOT_COUNT).map(|_| InitiatorSlot::default()).collect(),
             free: (0..SLOT_COUNT).rev().collect(),
@@ -144,6 +152,7 @@ impl SlotInitiator {
     ) -> usize {
         let ends = self.ends(run, local, through_slot);
         self.is_peer_fenced &= !self.queue.is_empty();
+        self.has_new_pages = true;
         self.queue.push_pages(run, pieces, ends)
     }
 
@@ -158,9 +167,9 @@ impl SlotInitiator {
         WorkEnds { local: local.cloned(), through_slot, sends_imm_in_slot_request }
     }
 
-    /// Advances all slots, and assigns the free ones. If `more_may_follow`, pages wait for others that fill their slot:
-    /// the engine posts an operation in several batches.
-    pub(crate) fn advance(&mut self, more_may_follow: bool, context: &mut EndpointContext<'_>) {
+    /// Advances all slots, and assigns the free ones: in a post, only those that pages fill. The engine posts an operation
+    /// in several batches, so the pages that are left wait for others.
+    pub(crate) fn advance(&mut self, is_post: bool, context: &mut EndpointContext<'_>) {
         for _ in 0..self.waiting_copies.len() {
             if let Some(index) = self.waiting_copies.pop_front() {
                 self.begin_copies(index, context);
@@ -175,8 +184,19 @@ impl SlotInitiator {
                 self.awaiting |= 1 << index;
             }
         }
+        let more_may_follow = is_post || self.holds_pages();
         self.assign_slots(more_may_follow, context);
         self.queue.report_ended(context.events);
+    }
+
+    /// Whether a poll lets pages that do not fill a slot wait for the next batch of the engine: if there has been a batch
+    /// since the last poll, and if other slots keep the peer busy meanwhile.
+    fn holds_pages(&mut self) -> bool {
+        let has_new = std::mem::take(&mut self.has_new_pages);
+        let is_idle = self.free.len() == SLOT_COUNT;
+        self.held_polls =
+            if has_new && !is_idle && self.held_polls < MAX_HELD { self.held_polls + 1 } else { 0 };
+        self.held_polls > 0
     }
 
     /// Continues with a slot of which a GPU has copied one page.
@@ -425,6 +445,7 @@ impl SlotInitiator {
     /// Takes the last free slot, which has its segments. These are so many pages.
     fn begin_slot(&mut self, pages: usize, imm: Option<u32>, context: &mut EndpointContext<'_>) {
         let Some(index) = self.free.pop() else { return };
+        self.held_polls = 0;
         let slot = &mut self.slots[index];
         (slot.pages, slot.imm, slot.begun, slot.copying) = (pages, imm, 0, 0);
         let uses_imms = self.connection.uses_imms();

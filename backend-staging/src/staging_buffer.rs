@@ -275,8 +275,10 @@ const fn content(slots: usize, slot: usize) -> usize {
 pub(crate) struct RemoteBuffer {
     pub base: u64,
     pub rkey: u64,
-    /// Whether slot requests and responses carry imms, which wake the peer's worker: if both processes offer it.
+    /// Whether imms announce the bytes of slots: if both processes offer it.
     pub uses_imms: bool,
+    /// Whether imms also wake the peer's worker.
+    pub is_woken: bool,
 }
 
 impl RemoteBuffer {
@@ -295,9 +297,9 @@ impl RemoteBuffer {
         self.base + (TARGET_SLOTS + slot * SLOT_STRIDE) as u64
     }
 
-    /// The imm of messages that announce no bytes.
+    /// The imm of messages that announce no bytes: it wakes the peer's worker.
     pub(crate) fn wake_imm(self) -> Option<u32> {
-        self.uses_imms.then_some(WAKE_IMM)
+        self.is_woken.then_some(WAKE_IMM)
     }
 
     /// The address at which the peer expects the response of a slot.
