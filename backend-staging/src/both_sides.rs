@@ -117,8 +117,12 @@ impl Side {
         self.copies.make_room();
         while let Some((tag, result)) = self.copies.take_completed() {
             self.with(|initiator, target, context| match tag {
-                CopyTag::Initiator { slot, page, .. } => initiator.on_copied((slot, page), result, context),
-                CopyTag::Target { slot, page, .. } => target.on_copied((slot, page), result, context),
+                CopyTag::Initiator { slot, page, count, .. } => {
+                    initiator.on_copied(slot, page..page + count, result, context)
+                }
+                CopyTag::Target { slot, copy, count, .. } => {
+                    target.on_copied(slot, copy..copy + count, result, context)
+                }
                 CopyTag::Receive { .. } => {}
             });
         }
@@ -442,8 +446,8 @@ mod tests {
         }
     }
 
-    /// The engine posts batches of 64 pages. While the peer is busy with a slot, small pages of several batches share the
-    /// next one.
+    /// The engine posts batches of 64 pages. While the peer is busy with a slot, small pages of several batches share
+    /// the next one.
     #[test]
     fn pages_of_several_batches_share_a_slot() {
         let mut pages = Pages::new(true);

@@ -15,8 +15,9 @@ use crate::endpoint::StagedEndpoint;
 use crate::gpu_memory::RegisteredGpuMemory;
 use crate::imports::{CoalescedImport, CoalescedImports};
 use crate::offer::{StagingOffer, append, split};
+use crate::page_table::SlotLimit;
 use crate::region::StagedRegions;
-use crate::staging_buffer::{SLOT_BYTES, SLOT_COUNT, StagingBuffer};
+use crate::staging_buffer::{SLOT_COUNT, StagingBuffer};
 
 /// The time that staging adds to a round trip: two GPU copies (15 µs each, H200), a slot request and a response over
 /// the network, and a poll by each of two workers. An estimate that is too high only makes send queues longer. It also
@@ -72,7 +73,7 @@ impl StagedDomain {
         capabilities.max_inline = 0;
         if stages {
             // A message from staged memory has to fit one slot.
-            capabilities.max_message = capabilities.max_message.min(SLOT_BYTES as u64);
+            capabilities.max_message = capabilities.max_message.min(SlotLimit::HOST.bytes);
         }
         capabilities.ordering = Ordering::empty();
         capabilities.round_trip += ADDED_ROUND_TRIP;
@@ -294,9 +295,8 @@ mod tests {
 
     #[test]
     fn imms_announce_bytes_whether_or_not_they_wake_a_worker() {
-        for (has_imms, wakes, connections) in
-            [(true, true, 8192 / 128), (true, false, 8192 / 128), (false, false, 0)]
-        {
+        let half = 8192 / 2 / IMMS_PER_CONNECTION;
+        for (has_imms, wakes, connections) in [(true, true, half), (true, false, half), (false, false, 0)] {
             let mut capabilities = Capabilities::minimal();
             (capabilities.arrival_depth, capabilities.supports_wakeup) = (8192, wakes);
             capabilities.operations.set(Operations::WRITE_IMM, has_imms);

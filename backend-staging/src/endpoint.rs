@@ -285,14 +285,14 @@ impl StagedEndpoint {
             self.made_progress = true;
             match tag {
                 CopyTag::Receive { id } => self.events.extend(self.receives.on_copied(id, result)),
-                CopyTag::Initiator { peer, slot, page } => {
+                CopyTag::Initiator { peer, slot, page, count } => {
                     self.with_peer(peer, |initiator, _, context| {
-                        initiator.on_copied((slot, page), result, context);
+                        initiator.on_copied(slot, page..page + count, result, context);
                     });
                 }
-                CopyTag::Target { peer, slot, page } => {
+                CopyTag::Target { peer, slot, copy, count } => {
                     self.with_peer(peer, |_, target, context| {
-                        target.on_copied((slot, page), result, context);
+                        target.on_copied(slot, copy..copy + count, result, context);
                     });
                 }
             }
