@@ -14,6 +14,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from side_by_side import bench_command, bench_row
+
 SIZES = [256, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 1 << 20]
 COUNTS = [1, 16, 256, 4096, 65536]
 CONTIGUOUS = ["0", "0.5", "1"]
@@ -28,17 +32,12 @@ def name(size: int) -> str:
 def rate(arguments: argparse.Namespace, provider: str, cell: tuple[int, int, str], policy: str) -> float:
     """The GB/s of one bench."""
     size, count, contiguous = cell
-    command = [arguments.multirail, "bench", "--backend", "efa", "--provider", provider]
-    command += ["--node", "127.0.0.1"] if provider == "tcp" else []
-    command += ["--op", arguments.op, "--size", str(size), "--pages", str(count), "--contiguous", contiguous]
-    command += ["--coalesce", policy, "--duration", arguments.duration, "--no-limit", "--json"]
+    options = {"op": arguments.op, "size": size, "pages": count, "contiguous": contiguous, "coalesce": policy}
+    command = bench_command(arguments.multirail, provider, **options, duration=arguments.duration)
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
     if done.returncode != 0:
         raise SystemExit(f"{' '.join(command)}: {done.stderr}")
-    row = json.loads(done.stdout.strip().splitlines()[-1])
-    if not row["verified"]:
-        raise SystemExit(f"{' '.join(command)}: wrong bytes")
-    return row["gbytes_per_s"]
+    return bench_row(done.stdout.strip().splitlines()[-1])["gbytes_per_s"]
 
 
 def measured(arguments: argparse.Namespace, provider: str, cell: tuple[int, int, str]) -> dict[str, float]:

@@ -1,4 +1,5 @@
-"""What the side-by-side measurements share: pairs of processes that take turns, packages from PyPI, tables."""
+"""What the side-by-side measurements share: pairs of processes that take turns, commands of `multirail bench`, packages
+from PyPI, tables."""
 
 import contextlib
 import importlib.metadata
@@ -137,6 +138,26 @@ def processor():
     except OSError:
         return "unknown processor"
     return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "unknown processor")
+
+
+def bench_command(multirail, device, **options):
+    """The command of one `multirail bench` over a device: a provider of libfabric, or `verbs`. Options without a value are
+    left out."""
+    words = [str(multirail), "bench", "--backend", "verbs" if device == "verbs" else "efa"]
+    words += [] if device == "verbs" else ["--provider", device]
+    # Sockets stay on this host.
+    words += ["--node", "127.0.0.1"] if device == "tcp" else []
+    for name, value in options.items():
+        words += [] if value is None else [f"--{name}", str(value)]
+    return [*words, "--no-limit", "--json"]
+
+
+def bench_row(line):
+    """The row of a bench whose bytes were right."""
+    row = json.loads(line)
+    if not row["verified"]:
+        raise Failed(f"wrong bytes: {line}")
+    return row
 
 
 def table(rows):

@@ -10,7 +10,6 @@ processes per GB. With --nixl, NIXL over UCX's tcp takes its turns too, with tra
 
 import argparse
 import contextlib
-import json
 import os
 import resource
 import shlex
@@ -22,7 +21,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
-from side_by_side import ROOT, Pair, installed, versions
+from side_by_side import ROOT, Pair, bench_command, bench_row, installed, versions
 
 NIXL = ["nixl==1.5.1", "nixl-cu12==1.5.1", "numpy"]
 #: The load of benches/nixl/pair.py, and its bytes.
@@ -37,18 +36,14 @@ def processor_seconds() -> float:
 
 def command(arguments: argparse.Namespace, size: str, policy: str, duration: str) -> list[str]:
     """The command of one bench."""
-    words = [arguments.multirail, "bench", "--backend", "verbs" if arguments.soft_roce else "efa"]
-    if not arguments.soft_roce:
-        words += ["--provider", arguments.provider]
-        words += ["--node", "127.0.0.1"] if arguments.provider == "tcp" else []
-    words += ["--op", arguments.op, "--size", size, "--duration", duration, "--no-limit", "--json"]
-    return [*words, "--coalesce", policy, *(["--pages", str(arguments.pages)] if arguments.pages else [])]
+    device = "verbs" if arguments.soft_roce else arguments.provider
+    options = {"op": arguments.op, "size": size, "duration": duration, "coalesce": policy, "pages": arguments.pages}
+    return bench_command(arguments.multirail, device, **options)
 
 
 def parsed(line: str) -> tuple[float, int]:
     """GB/s, and bytes."""
-    row = json.loads(line)
-    assert row["verified"], row
+    row = bench_row(line)
     return row["gbytes_per_s"], sum(rail["bytes"] for rail in row["rails"])
 
 

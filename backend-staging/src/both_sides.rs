@@ -79,8 +79,9 @@ impl Side {
     fn connect(&self, peer: &Self) {
         let import = Arc::new(BufferAddress(peer.connection.buffer.address() as u64));
         let buffer = RemoteKey { base: 0, key: 0, len: BUFFER_LEN as u64 };
-        let wake_imm = peer.connection.offers_wake_imm;
-        self.connection.connect(import, StagingOffer { buffer, wake_imm, coalesces: true }, true);
+        let imms = peer.connection.offers_imms;
+        let offer = StagingOffer { buffer, imms, is_woken: imms, coalesces: true };
+        self.connection.connect(import, offer, true);
     }
 
     /// Calls `act` with both roles of this side.
@@ -116,8 +117,12 @@ impl Side {
         self.copies.make_room();
         while let Some((tag, result)) = self.copies.take_completed() {
             self.with(|initiator, target, context| match tag {
-                CopyTag::Initiator { slot, page, .. } => initiator.on_copied((slot, page), result, context),
-                CopyTag::Target { slot, page, .. } => target.on_copied((slot, page), result, context),
+                CopyTag::Initiator { slot, page, count, .. } => {
+                    initiator.on_copied(slot, page..page + count, result, context)
+                }
+                CopyTag::Target { slot, copy, count, .. } => {
+                    target.on_copied(slot, copy..copy + count, result, context)
+                }
                 CopyTag::Receive { .. } => {}
             });
         }
@@ -439,6 +444,45 @@ mod tests {
             };
             assert_eq!(bytes_of(to, 0, 8192), bytes_of(from, 0, 8192));
         }
+    }
+
+    /// The engine posts batches of 64 pages. While the peer is busy with a slot, small pages of several batches share
+    /// the next one.
+    #[test]
+    fn pages_of_several_batches_share_a_slot() {
+        let mut pages = Pages::new(true);
+        let mut slots = Vec::new();
+        for batch in 0..6 {
+            let list: Vec<_> = (0..64)
+                .map(|page| Piece {
+                    local: pages.near.as_ptr().wrapping_add(8 * page),
+                    remote: RemoteKey::STAGED + 8 * page as u64,
+                    len: 8,
+                })
+                .collect();
+            let run = WorkRequest {
+                id: 64 * batch,
+                peer: PeerSlot(0),
+                kind: WorkKind::Write,
+                local: list[0].local,
+                lkey: pages.lkey,
+                len: 8,
+                remote: list[0].remote,
+                rkey: pages.key,
+                imm: None,
+                strategy: CopyStrategy::Plain,
+            };
+            assert_eq!(pages.here.post(&run, &list), 64);
+            pages.here.with(|initiator, _, context| initiator.advance(true, context));
+            pages.here.advance();
+            slots.push(pages.here.outbox.len());
+        }
+        // The first slot does not wait, the second one is full, and the third one has the rest.
+        assert_eq!(slots, [1, 1, 1, 1, 2, 2]);
+        pages.here.advance();
+        assert_eq!(pages.here.outbox.len(), 3);
+        pages.run();
+        assert!(pages.here.events.drain(..).eq([Event::Done { first: 0, count: 6 * 64 }]));
     }
 
     #[test]

@@ -25,8 +25,8 @@ pub(crate) struct Connection {
     is_complete: AtomicBool,
     /// Whether both processes coalesce.
     coalesces: AtomicBool,
-    /// Whether this process offers to use wake imms and slot imms.
-    pub offers_wake_imm: bool,
+    /// Whether this process offers to use imms.
+    pub offers_imms: bool,
     fence: Mutex<Fence>,
     /// Whether `fence` is not `Fence::Open`.
     has_fence: AtomicBool,
@@ -48,14 +48,14 @@ pub(crate) enum Fence {
 }
 
 impl Connection {
-    fn new(peer: PeerSlot, buffer: StagingBuffer, offers_wake_imm: bool) -> Self {
+    fn new(peer: PeerSlot, buffer: StagingBuffer, offers_imms: bool) -> Self {
         Self {
             peer,
             buffer,
             remote: OnceLock::new(),
             is_complete: AtomicBool::new(false),
             coalesces: AtomicBool::new(false),
-            offers_wake_imm,
+            offers_imms,
             fence: Mutex::new(Fence::Open),
             has_fence: AtomicBool::new(false),
             is_closing: AtomicBool::new(false),
@@ -70,9 +70,10 @@ impl Connection {
     /// Stores the import of the peer's staging buffer. The connection uses imms if both processes offer that, and
     /// coalesces if both allow it.
     pub(crate) fn connect(&self, import: Arc<dyn RemoteMemory>, offer: StagingOffer, coalesces: bool) {
-        let uses_imms = offer.wake_imm && self.offers_wake_imm;
+        let uses_imms = offer.imms && self.offers_imms;
+        let is_woken = uses_imms && offer.is_woken;
         self.coalesces.store(offer.coalesces && coalesces, Ordering::Release);
-        let buffer = RemoteBuffer { base: import.base(), rkey: import.rkey(), uses_imms };
+        let buffer = RemoteBuffer { base: import.base(), rkey: import.rkey(), uses_imms, is_woken };
         let _ = self.remote.set((buffer, import));
     }
 
@@ -83,7 +84,7 @@ impl Connection {
 
     /// Whether an imm that has arrived may belong to the peer's endpoint although the peer's offer is not known yet.
     pub(crate) fn may_use_imms(&self) -> bool {
-        self.offers_wake_imm && !self.is_complete.load(Ordering::Acquire)
+        self.offers_imms && !self.is_complete.load(Ordering::Acquire)
     }
 
     /// Whether pages of registered regions may go through slots.
@@ -169,20 +170,20 @@ pub(crate) struct EndpointContext<'a> {
 pub(crate) struct Connections(SlotTable<Vec<Option<Arc<Connection>>>>);
 
 impl Connections {
-    /// Adds a connection. It offers to use imms if there are fewer than `max_wake_connections` connections already.
+    /// Adds a connection. It offers to use imms if there are fewer than `max_imm_connections` connections already.
     pub(crate) fn insert(
         &self,
         peer: PeerSlot,
         buffer: StagingBuffer,
-        max_wake_connections: u64,
+        max_imm_connections: u64,
     ) -> Arc<Connection> {
         let index = peer.0 as usize;
         let mut all = self.0.lock();
         if all.len() <= index {
             all.resize(index + 1, None);
         }
-        let offers_wake_imm = (all.iter().flatten().count() as u64) < max_wake_connections;
-        let connection = Arc::new(Connection::new(peer, buffer, offers_wake_imm));
+        let offers_imms = (all.iter().flatten().count() as u64) < max_imm_connections;
+        let connection = Arc::new(Connection::new(peer, buffer, offers_imms));
         all[index] = Some(Arc::clone(&connection));
         self.0.mark_changed();
         connection

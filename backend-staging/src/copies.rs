@@ -8,14 +8,15 @@ use multirail_spi::{
     copy::{self, CopyStrategy},
 };
 
-use crate::staging_buffer::{SLOT_BYTES, StagingBuffer};
+use crate::page_table::SlotLimit;
+use crate::staging_buffer::StagingBuffer;
 
 /// The most multiprocessors of a GPU that a copy uses: loopback's default.
 const BLOCKS: u32 = 32;
 
-/// The bytes that the processor copies before the endpoint posts what the copies are for, and polls the device: those of
-/// a slot. So the device and the peer work on one slot while the processor copies the next one.
-const MAX_COPIED: u64 = SLOT_BYTES as u64;
+/// The bytes that the processor copies before the endpoint posts what the copies are for, and polls the device: those
+/// that it puts into a slot. So the device and the peer work on one slot while the processor copies the next one.
+const MAX_COPIED: u64 = SlotLimit::HOST.bytes;
 
 /// Where memory lies. The location decides what copies it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,10 +59,10 @@ pub(crate) enum CopyStart {
 /// completed.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum CopyTag {
-    /// A page of a slot of this process as initiator.
-    Initiator { peer: PeerSlot, slot: usize, page: usize },
-    /// A page of a slot of this process as target.
-    Target { peer: PeerSlot, slot: usize, page: usize },
+    /// Pages of a slot of this process as initiator: so many, from this page on.
+    Initiator { peer: PeerSlot, slot: usize, page: usize, count: usize },
+    /// Copies of a slot of this process as target: so many, from this copy on.
+    Target { peer: PeerSlot, slot: usize, copy: usize, count: usize },
     /// The receive with this ID.
     Receive { id: u64 },
 }
@@ -107,6 +108,23 @@ impl Copies {
             unsafe { copy::copy(CopyStrategy::Plain, to, from, len as usize) };
             return CopyStart::Complete(Ok(()));
         };
+        // SAFETY: by the caller.
+        unsafe { self.begin_each((ordinal, reach), buffer, (1, std::iter::once((to, from, len))), tag) }
+    }
+
+    /// Begins copies of a GPU that complete together: so many, each with its two ends and its bytes. One end of each
+    /// lies in one region, which the GPU reaches as `gpu` says; the other end as for [`begin`](Self::begin). So the
+    /// copies of a slot's pages cost little more than their entries in the table of the GPU's kernel.
+    ///
+    /// # Safety
+    /// As [`begin`](Self::begin).
+    pub(crate) unsafe fn begin_each(
+        &mut self,
+        (ordinal, reach): (u32, Reach),
+        buffer: Option<&StagingBuffer>,
+        (count, copies): (usize, impl Iterator<Item = (*mut u8, *const u8, u64)>),
+        tag: CopyTag,
+    ) -> CopyStart {
         let gpu = match self.gpu(ordinal) {
             Ok(gpu) => gpu,
             Err(why) => {
@@ -114,14 +132,14 @@ impl Copies {
                 return CopyStart::Complete(Err(why.kind()));
             }
         };
-        if gpu.batches.copier().room() == 0 {
+        if gpu.batches.copier().room() < count.max(1) {
             return CopyStart::NoRoom;
         }
         let host_reach = buffer.map_or(Reach::Driver, |buffer| buffer.reach(gpu.batches.copier().device()));
         let reach = if host_reach == Reach::Kernel { reach } else { Reach::Driver };
         gpu.batches.end_piece();
         // SAFETY: by the caller; `reach` is `Reach::Kernel` only if the GPU's copy kernel reaches both ends.
-        unsafe { gpu.batches.add(std::iter::once((to as u64, from as u64, len)), reach) };
+        unsafe { gpu.batches.add(copies.map(|(to, from, len)| (to as u64, from as u64, len)), reach) };
         gpu.open.push(tag);
         CopyStart::UnderWay
     }

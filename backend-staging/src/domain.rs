@@ -15,18 +15,19 @@ use crate::endpoint::StagedEndpoint;
 use crate::gpu_memory::RegisteredGpuMemory;
 use crate::imports::{CoalescedImport, CoalescedImports};
 use crate::offer::{StagingOffer, append, split};
+use crate::page_table::SlotLimit;
 use crate::region::StagedRegions;
-use crate::staging_buffer::{SLOT_BYTES, SLOT_COUNT, StagingBuffer};
+use crate::staging_buffer::{SLOT_COUNT, StagingBuffer};
 
 /// The time that staging adds to a round trip: two GPU copies (15 µs each, H200), a slot request and a response over
 /// the network, and a poll by each of two workers. An estimate that is too high only makes send queues longer. It also
 /// serves coalesced pages of host memory: with 120 µs, the send window of a modelled p5 card was 5 % too small.
 const ADDED_ROUND_TRIP: Duration = Duration::from_micros(200);
-/// The most wake imms of one connection that can be in the completion queue: four for each slot. A slot has a slot
-/// request and a response, each with an imm. The endpoint reads messages that announce no bytes without waiting for the
+/// The most imms of one connection that can be in the completion queue: four for each slot. A slot has a slot request
+/// and a response, each with an imm. The endpoint reads messages that announce no bytes without waiting for the
 /// imm, so a second pair can follow before it has polled the imms of the first: for example, it answers a slot request
 /// and gets the next one, while the imms of both are in the queue.
-const WAKE_IMMS_PER_CONNECTION: u64 = 4 * SLOT_COUNT as u64;
+const IMMS_PER_CONNECTION: u64 = 4 * SLOT_COUNT as u64;
 /// How long the import of a peer's staging buffer may take.
 const IMPORT_LIMIT: Duration = Duration::from_secs(2);
 
@@ -44,8 +45,8 @@ pub(crate) struct DomainState {
     coalesces: bool,
     /// The peers' regions that requests may address through slots.
     pub imports: Arc<CoalescedImports>,
-    /// The most connections that use wake imms.
-    max_wake_connections: u64,
+    /// The most connections that use imms.
+    max_imm_connections: u64,
 }
 
 /// A domain that stages the memory that its inner device refuses.
@@ -67,21 +68,12 @@ impl StagedDomain {
         capabilities.coalesce = coalesce;
         // Only an imm wakes a worker when its peer has written to a staging buffer.
         capabilities.supports_wakeup &= capabilities.operations.contains(Operations::WRITE_IMM);
-        let max_wake_connections = if !capabilities.supports_wakeup {
-            0
-        } else if capabilities.arrival_depth == u64::MAX {
-            u64::MAX
-        } else {
-            // Wake imms get half of the completion queue, the user's imms the other half.
-            let connections = capabilities.arrival_depth / 2 / WAKE_IMMS_PER_CONNECTION;
-            capabilities.arrival_depth -= connections * WAKE_IMMS_PER_CONNECTION;
-            connections
-        };
+        let max_imm_connections = take_imm_connections(&mut capabilities);
         capabilities.max_direct = 0;
         capabilities.max_inline = 0;
         if stages {
             // A message from staged memory has to fit one slot.
-            capabilities.max_message = capabilities.max_message.min(SLOT_BYTES as u64);
+            capabilities.max_message = capabilities.max_message.min(SlotLimit::HOST.bytes);
         }
         capabilities.ordering = Ordering::empty();
         capabilities.round_trip += ADDED_ROUND_TRIP;
@@ -96,9 +88,23 @@ impl StagedDomain {
             staging,
             coalesces: coalesce.is_some(),
             imports: Arc::default(),
-            max_wake_connections,
+            max_imm_connections,
         })))
     }
+}
+
+/// The most connections that use imms. Their imms get half of the completion queue, the user's imms the other half. A
+/// device that cannot wake a worker has imms for the messages that they save.
+fn take_imm_connections(capabilities: &mut Capabilities) -> u64 {
+    if !capabilities.operations.contains(Operations::WRITE_IMM) {
+        return 0;
+    }
+    if capabilities.arrival_depth == u64::MAX {
+        return u64::MAX;
+    }
+    let connections = capabilities.arrival_depth / 2 / IMMS_PER_CONNECTION;
+    capabilities.arrival_depth -= connections * IMMS_PER_CONNECTION;
+    connections
 }
 
 impl Domain for StagedDomain {
@@ -183,9 +189,13 @@ impl StagedDomain {
     fn add_buffer(&self, (peer, offer): (PeerSlot, Vec<u8>)) -> Result<(PeerSlot, Vec<u8>)> {
         let appended = StagingBuffer::new(&*self.0.inner).and_then(|buffer| {
             let key = buffer.key()?;
-            let connection = self.0.connections.insert(peer, buffer, self.0.max_wake_connections);
-            let wake_imm = connection.offers_wake_imm;
-            let staging = StagingOffer { buffer: key, wake_imm, coalesces: self.0.coalesces };
+            let connection = self.0.connections.insert(peer, buffer, self.0.max_imm_connections);
+            let staging = StagingOffer {
+                buffer: key,
+                imms: connection.offers_imms,
+                is_woken: self.0.capabilities.supports_wakeup,
+                coalesces: self.0.coalesces,
+            };
             append(offer, staging).inspect_err(|_| self.0.connections.remove(&connection))
         });
         match appended {
@@ -276,5 +286,22 @@ impl RemoteMemory for StagedImport {
 
     fn paths(&self, _: bool) -> Paths {
         self.path
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn imms_announce_bytes_whether_or_not_they_wake_a_worker() {
+        let half = 8192 / 2 / IMMS_PER_CONNECTION;
+        for (has_imms, wakes, connections) in [(true, true, half), (true, false, half), (false, false, 0)] {
+            let mut capabilities = Capabilities::minimal();
+            (capabilities.arrival_depth, capabilities.supports_wakeup) = (8192, wakes);
+            capabilities.operations.set(Operations::WRITE_IMM, has_imms);
+            assert_eq!(take_imm_connections(&mut capabilities), connections);
+            assert_eq!(capabilities.arrival_depth, 8192 - connections * IMMS_PER_CONNECTION);
+        }
     }
 }

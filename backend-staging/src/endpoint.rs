@@ -248,9 +248,8 @@ impl StagedEndpoint {
         Some(act(&mut peer.initiator, &mut peer.target, &mut context))
     }
 
-    /// Advances all copies, targets and initiators, and posts their internal work requests. If `more_may_follow`, pages
-    /// wait for others that fill their slot.
-    fn advance(&mut self, more_may_follow: bool) {
+    /// Advances all copies, targets and initiators in a post or in a poll, and posts their internal work requests.
+    fn advance(&mut self, is_post: bool) {
         self.advance_copies();
         if self.is_lost {
             return;
@@ -265,7 +264,7 @@ impl StagedEndpoint {
                     target.advance(context);
                 }
                 context.copies.make_room();
-                initiator.advance(more_may_follow, context);
+                initiator.advance(is_post, context);
             });
             self.finish_copies();
             self.post_outbox(index);
@@ -286,14 +285,14 @@ impl StagedEndpoint {
             self.made_progress = true;
             match tag {
                 CopyTag::Receive { id } => self.events.extend(self.receives.on_copied(id, result)),
-                CopyTag::Initiator { peer, slot, page } => {
+                CopyTag::Initiator { peer, slot, page, count } => {
                     self.with_peer(peer, |initiator, _, context| {
-                        initiator.on_copied((slot, page), result, context);
+                        initiator.on_copied(slot, page..page + count, result, context);
                     });
                 }
-                CopyTag::Target { peer, slot, page } => {
+                CopyTag::Target { peer, slot, copy, count } => {
                     self.with_peer(peer, |_, target, context| {
-                        target.on_copied((slot, page), result, context);
+                        target.on_copied(slot, copy..copy + count, result, context);
                     });
                 }
             }

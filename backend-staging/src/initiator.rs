@@ -33,6 +33,7 @@
 //! Slots are independent of each other, and finish in any order.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -46,19 +47,22 @@ use crate::connection::{Connection, EndpointContext};
 use crate::copies::{CopyStart, CopyTag, MemoryLocation};
 use crate::imports::SlotAddress;
 use crate::initiator_slot::{InitiatorSlot, InitiatorStep};
-use crate::page_table::{self, GROUP_WORDS, PageGroup, SKIPPED, table_len};
+use crate::page_table::{self, GROUP_WORDS, PageGroup, SKIPPED, SlotLimit, table_len};
 use crate::region::StagedRegion;
 use crate::run_queue::{RunQueue, Segment, StagedRun, WorkEnds};
-use crate::staging_buffer::{SLOT_BYTES, SLOT_COUNT, StagingBuffer};
+use crate::staging_buffer::{SLOT_COUNT, StagingBuffer};
 use crate::wire::{ImmSequence, NumberedRequest, Response, SlotImm, SlotImmKind};
 use crate::wr_id::{InternalWrId, WrRole, staging_status};
 
 /// The most bytes of work requests that are packed: of larger ones, a slot has few anyway.
-const MAX_PACKED: u64 = SLOT_BYTES as u64 / 4;
+const MAX_PACKED: u64 = SlotLimit::HOST.bytes / 4;
 /// The most bytes of work requests that are coalesced although both devices reach the memory: the requests of larger
 /// ones do not limit a device. A p5's card reaches its line with pages of 16 KiB; over tcp, coalesced pages of 64 KiB
 /// were slower than direct ones.
 pub(crate) const MAX_COALESCED: u64 = 32 << 10;
+
+/// The most polls in which pages wait for others: four batches of 64 pages, the engine's default, fill a slot.
+const MAX_HELD: u8 = 4;
 
 pub(crate) struct SlotInitiator {
     connection: Arc<Connection>,
@@ -67,6 +71,10 @@ pub(crate) struct SlotInitiator {
     awaiting: u32,
     /// Whether the peer has fenced its end since the queue was empty: it responds to nothing of the queue any more.
     is_peer_fenced: bool,
+    /// Whether pages were queued since the last poll, and the number of polls in which the last ones have waited for
+    /// others.
+    has_new_pages: bool,
+    held_polls: u8,
     /// The numbers of work requests whose bytes have arrived by several slots, and whose imm needs a slot of its own
     /// now.
     due_imms: VecDeque<u64>,
@@ -84,6 +92,8 @@ impl SlotInitiator {
             queue: RunQueue::default(),
             awaiting: 0,
             is_peer_fenced: false,
+            has_new_pages: false,
+            held_polls: 0,
             due_imms: VecDeque::new(),
             slots: (0..SLOT_COUNT).map(|_| InitiatorSlot::default()).collect(),
             free: (0..SLOT_COUNT).rev().collect(),
@@ -144,6 +154,7 @@ impl SlotInitiator {
     ) -> usize {
         let ends = self.ends(run, local, through_slot);
         self.is_peer_fenced &= !self.queue.is_empty();
+        self.has_new_pages = true;
         self.queue.push_pages(run, pieces, ends)
     }
 
@@ -158,9 +169,9 @@ impl SlotInitiator {
         WorkEnds { local: local.cloned(), through_slot, sends_imm_in_slot_request }
     }
 
-    /// Advances all slots, and assigns the free ones. If `more_may_follow`, pages wait for others that fill their slot:
-    /// the engine posts an operation in several batches.
-    pub(crate) fn advance(&mut self, more_may_follow: bool, context: &mut EndpointContext<'_>) {
+    /// Advances all slots, and assigns the free ones: in a post, only those that pages fill. The engine posts an
+    /// operation in several batches, so the pages that are left wait for others.
+    pub(crate) fn advance(&mut self, is_post: bool, context: &mut EndpointContext<'_>) {
         for _ in 0..self.waiting_copies.len() {
             if let Some(index) = self.waiting_copies.pop_front() {
                 self.begin_copies(index, context);
@@ -175,21 +186,33 @@ impl SlotInitiator {
                 self.awaiting |= 1 << index;
             }
         }
+        let more_may_follow = is_post || self.holds_pages();
         self.assign_slots(more_may_follow, context);
         self.queue.report_ended(context.events);
     }
 
-    /// Continues with a slot of which a GPU has copied one page.
+    /// Whether a poll lets pages that do not fill a slot wait for the next batch of the engine: if there has been a
+    /// batch since the last poll, and if other slots keep the peer busy meanwhile.
+    fn holds_pages(&mut self) -> bool {
+        let has_new = std::mem::take(&mut self.has_new_pages);
+        let is_idle = self.free.len() == SLOT_COUNT;
+        self.held_polls =
+            if has_new && !is_idle && self.held_polls < MAX_HELD { self.held_polls + 1 } else { 0 };
+        self.held_polls > 0
+    }
+
+    /// Continues with a slot of which a GPU has copied these pages.
     pub(crate) fn on_copied(
         &mut self,
-        (index, page): (usize, usize),
+        index: usize,
+        pages: Range<usize>,
         result: Result<(), ErrorKind>,
         context: &mut EndpointContext<'_>,
     ) {
         let slot = &mut self.slots[index];
         slot.copying -= 1;
         if let Err(kind) = result {
-            slot.fail_page(page, staging_status(kind).into());
+            pages.for_each(|page| slot.fail_page(page, staging_status(kind).into()));
         }
         self.finish_copies(index, context);
     }
@@ -398,10 +421,12 @@ impl SlotInitiator {
                 }
                 continue;
             }
-            if self.queue.next_unassigned().is_none() {
-                return;
-            }
-            if more_may_follow && !self.queue.has_full_slot() {
+            let Some(work) = self.queue.next_unassigned() else { return };
+            let limit = SlotLimit::of(match &work.extra.ends.local {
+                Some(region) => region.location,
+                None => context.gpu_memory.locate(work.posted.local as u64),
+            });
+            if more_may_follow && !self.queue.has_full_slot(limit) {
                 // The next poll assigns them.
                 *context.made_progress = true;
                 return;
@@ -409,11 +434,11 @@ impl SlotInitiator {
             let Some(work) = self.queue.next_unassigned() else { return };
             if work.extra.is_pages() {
                 let WorkRequest { kind, imm, .. } = work.posted;
-                let pages = self.queue.assign_pages(kind, &mut self.slots[index].segments);
+                let pages = self.queue.assign_pages(kind, limit, &mut self.slots[index].segments);
                 self.begin_slot(pages, imm, context);
                 continue;
             }
-            let content = work.assign(SLOT_BYTES as u64);
+            let content = work.assign(limit.bytes);
             // If all bytes fit one slot, that slot takes the imm. Otherwise the imm gets a slot of its own once all
             // bytes have arrived (see `finish_slot`).
             let imm = work.posted.imm.filter(|_| content.len == work.posted.len);
@@ -425,6 +450,7 @@ impl SlotInitiator {
     /// Takes the last free slot, which has its segments. These are so many pages.
     fn begin_slot(&mut self, pages: usize, imm: Option<u32>, context: &mut EndpointContext<'_>) {
         let Some(index) = self.free.pop() else { return };
+        self.held_polls = 0;
         let slot = &mut self.slots[index];
         (slot.pages, slot.imm, slot.begun, slot.copying) = (pages, imm, 0, 0);
         let uses_imms = self.connection.uses_imms();
@@ -470,7 +496,8 @@ impl SlotInitiator {
         };
         let mut bytes = buffer.initiator_slot(index).wrapping_add(slot.first_offset() as usize);
         let mut next = 0;
-        for segment in &slot.segments {
+        for at in 0..slot.segments.len() {
+            let segment = &slot.segments[at];
             let (pages, mut place) = (next..next + segment.pieces.len(), bytes);
             next = pages.end;
             bytes = bytes.wrapping_add(segment.content.len as usize);
@@ -489,20 +516,33 @@ impl SlotInitiator {
                 Some(region) => region.location,
                 None => context.gpu_memory.locate(pieces[0].local as u64),
             };
-            if location == MemoryLocation::Host && slot.page_failures.is_empty() && slot.begun == pages.start
-            {
-                if !context.copies.take_room(segment.content.len) {
-                    return false;
-                }
-                let len = pieces[0].len as usize;
-                let pairs = pieces.iter().map(|piece| {
+            if slot.page_failures.is_empty() && slot.begun == pages.start {
+                let len = pieces[0].len;
+                let copies = pieces.iter().map(|piece| {
                     let at = place;
-                    place = place.wrapping_add(len);
+                    place = place.wrapping_add(len as usize);
                     ends(at, piece.local)
                 });
-                // SAFETY: as below.
-                unsafe { copy::copy_each(CopyStrategy::Plain, pairs, len) };
-                slot.begun = pages.end;
+                let started = match location {
+                    MemoryLocation::Host if !context.copies.take_room(segment.content.len) => {
+                        CopyStart::NoRoom
+                    }
+                    MemoryLocation::Host => {
+                        // SAFETY: as below.
+                        unsafe { copy::copy_each(CopyStrategy::Plain, copies, len as usize) };
+                        CopyStart::Complete(Ok(()))
+                    }
+                    MemoryLocation::Gpu(ordinal, reach) => {
+                        let (page, count) = (pages.start, pieces.len());
+                        let tag = CopyTag::Initiator { peer, slot: index, page, count };
+                        let copies = (count, copies.map(|(to, from)| (to, from, len)));
+                        // SAFETY: as below.
+                        unsafe { context.copies.begin_each((ordinal, reach), Some(buffer), copies, tag) }
+                    }
+                };
+                if !slot.note_started(started, pages) {
+                    return false;
+                }
                 continue;
             }
             for (page, piece) in pages.zip(pieces) {
@@ -513,19 +553,15 @@ impl SlotInitiator {
                     continue;
                 }
                 let (to, from) = ends(at, piece.local);
-                let tag = CopyTag::Initiator { peer, slot: index, page };
+                let tag = CopyTag::Initiator { peer, slot: index, page, count: 1 };
                 // SAFETY: by the contract of `post`, the local span is valid until the work request has ended, and a
                 // work request does not end while a slot is busy with it; only this copy uses these bytes of the slot,
                 // and the buffer stays until no copy is under way.
-                match unsafe { context.copies.begin(location, Some(buffer), (to, from, piece.len), tag) } {
-                    CopyStart::Complete(Ok(())) => {}
-                    CopyStart::Complete(Err(kind)) => {
-                        slot.page_failures.push((page, staging_status(kind).into()))
-                    }
-                    CopyStart::UnderWay => slot.copying += 1,
-                    CopyStart::NoRoom => return false,
+                let started =
+                    unsafe { context.copies.begin(location, Some(buffer), (to, from, piece.len), tag) };
+                if !slot.note_started(started, page..page + 1) {
+                    return false;
                 }
-                slot.begun = page + 1;
             }
         }
         true

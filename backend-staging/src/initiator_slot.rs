@@ -1,9 +1,13 @@
 //! A slot of the initiator: what it carries, and the step that it is busy with.
 
+use std::ops::Range;
+
 use multirail_spi::staging::WorkFailure;
 
+use crate::copies::CopyStart;
 use crate::page_table::table_len;
 use crate::run_queue::Segment;
+use crate::wr_id::staging_status;
 
 /// The state of one slot.
 #[derive(Default)]
@@ -53,6 +57,24 @@ pub(crate) enum InitiatorStep {
 }
 
 impl InitiatorSlot {
+    /// Notes that copies of these pages have begun. Returns false if there was no room for them.
+    pub(crate) fn note_started(&mut self, started: CopyStart, pages: Range<usize>) -> bool {
+        self.begun = pages.end;
+        match started {
+            CopyStart::Complete(Ok(())) => {}
+            CopyStart::Complete(Err(kind)) => {
+                let failed = WorkFailure::from(staging_status(kind));
+                self.page_failures.extend(pages.map(|page| (page, failed)));
+            }
+            CopyStart::UnderWay => self.copying += 1,
+            CopyStart::NoRoom => {
+                self.begun = pages.start;
+                return false;
+            }
+        }
+        true
+    }
+
     /// Whether the slot has a page table.
     #[inline]
     pub(crate) fn has_table(&self) -> bool {

@@ -34,9 +34,9 @@
 //!   serves the slot requests of peers.
 //! - `receives`: receives into staged memory; `wr_id`: the work requests that this crate posts by itself.
 //!
-//! Cost: 8.3 MiB of registered memory in each process for each connection of a rail. If both devices can wake their
-//! workers, each slot request and each response carries an imm that does so, and one message carries a slot's bytes and
-//! its request. Otherwise workers poll with naps, as they do without staging.
+//! Cost: 8.3 MiB of registered memory in each process for each connection of a rail. If both devices have imms, one
+//! message carries a slot's bytes and its request. If an imm wakes the peer's worker, each slot request and each response
+//! carries one. Otherwise workers poll with naps, as they do without staging.
 #![deny(unsafe_code)]
 
 mod backend;

@@ -10,8 +10,10 @@ use crate::staging_buffer::{BUFFER_LEN, SLOT_COUNT, SLOT_LEN};
 pub(crate) struct StagingOffer {
     /// The key of its staging buffer.
     pub buffer: RemoteKey,
-    /// Whether it can send [`WAKE_IMM`](crate::wire::WAKE_IMM) and slot imms, and is woken by them.
-    pub wake_imm: bool,
+    /// Whether it sends slot imms, and takes those of the peer.
+    pub imms: bool,
+    /// Whether imms wake its worker: then all that is written into its buffer carries one.
+    pub is_woken: bool,
     /// Whether peers may coalesce pages of its registered regions.
     pub coalesces: bool,
 }
@@ -25,7 +27,7 @@ struct Appendix {
     slot_len: u32,
 }
 
-const VERSION: u8 = 5;
+const VERSION: u8 = 6;
 /// The last bytes of an offer with an appendix. The two bytes before them are the length of the appendix.
 const MARK: [u8; 8] = *b"mrstaged";
 
@@ -86,9 +88,9 @@ mod tests {
     proptest! {
         #[test]
         fn an_offer_is_split_as_it_was_appended(
-            inner: Vec<u8>, wake_imm: bool, flipped: (prop::sample::Index, u8), cut: prop::sample::Index,
+            inner: Vec<u8>, imms: bool, flipped: (prop::sample::Index, u8), cut: prop::sample::Index,
         ) {
-            let offer = StagingOffer { buffer: KEY, wake_imm, coalesces: wake_imm };
+            let offer = StagingOffer { buffer: KEY, imms, is_woken: !imms, coalesces: imms };
             let whole = append(inner.clone(), offer).unwrap();
             prop_assert_eq!(split(&whole).unwrap(), (&inner[..], Some(offer)));
             // No input makes `split` panic.
@@ -102,8 +104,9 @@ mod tests {
 
     #[test]
     fn an_offer_that_does_not_fit_is_refused() {
-        let append =
-            |inner, buffer| append(inner, StagingOffer { buffer, wake_imm: true, coalesces: true }).unwrap();
+        let append = |inner, buffer| {
+            append(inner, StagingOffer { buffer, imms: true, is_woken: true, coalesces: true }).unwrap()
+        };
         let refused = |buffer| split(&append(vec![1], buffer)).unwrap_err().kind();
         assert_eq!(refused(RemoteKey { len: 1, ..KEY }), ErrorKind::Protocol);
         assert_eq!(refused(RemoteKey { base: RemoteKey::STAGED, ..KEY }), ErrorKind::Protocol);

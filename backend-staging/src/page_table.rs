@@ -12,11 +12,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use multirail_spi::Piece;
 
+use crate::copies::MemoryLocation;
 use crate::staging_buffer::SLOT_BYTES;
 
-/// The most pages of one slot. Pages of 1 KiB fill a slot of 256 KiB; for smaller ones the work of a slot request and a
-/// response is small beside that of the pages.
-pub(crate) const MAX_PAGES: usize = 256;
+/// The most pages of one slot. Pages of 1 KiB fill a slot; for smaller ones the work of a slot request and a response
+/// is small beside that of the pages.
+pub(crate) const MAX_PAGES: usize = SLOT_BYTES >> 10;
 /// Words of the header of a group.
 pub(crate) const GROUP_WORDS: usize = 3;
 /// The most words of a table: each page is a group of its own.
@@ -93,9 +94,29 @@ pub(crate) const fn table_len(words: usize) -> u64 {
     (words * 8).next_multiple_of(64) as u64
 }
 
-/// Whether a slot holds `pages` pages of `bytes` bytes together.
-pub(crate) fn fits(pages: usize, bytes: u64) -> bool {
-    pages <= MAX_PAGES && bytes <= SLOT_BYTES as u64
+/// What an initiator puts into one slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct SlotLimit {
+    pub pages: usize,
+    pub bytes: u64,
+}
+
+impl SlotLimit {
+    /// A GPU fills whole slots: the launch of its kernel takes as long for a small one.
+    const GPU: Self = Self { pages: MAX_PAGES, bytes: SLOT_BYTES as u64 };
+    /// The processor fills less, so that the device and the peer begin sooner, and the device reads bytes that are
+    /// still in the cache.
+    pub(crate) const HOST: Self = Self { pages: MAX_PAGES / 2, bytes: SLOT_BYTES as u64 / 2 };
+
+    /// The limit for pages that lie at `location`.
+    pub(crate) fn of(location: MemoryLocation) -> Self {
+        if location == MemoryLocation::Host { Self::HOST } else { Self::GPU }
+    }
+
+    /// Whether `pages` pages of `bytes` bytes together are within the limit.
+    pub(crate) fn fits(self, pages: usize, bytes: u64) -> bool {
+        pages <= self.pages && bytes <= self.bytes
+    }
 }
 
 /// How many of the first `pieces` have the same number of bytes, from 1 to `max_len`.

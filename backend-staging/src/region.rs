@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 
-use multirail_spi::staging::{SlotRequest, SlotRequestKind};
+use multirail_spi::staging::SlotRequestKind;
 use multirail_spi::{Access, Error, ErrorKind, Memory, MemoryRegion, RemoteKey, Result, WorkRequest};
 
 use crate::copies::MemoryLocation;
@@ -97,9 +97,8 @@ impl StagedRegions {
         let table = if name.is_staged { &tables.staged } else { &tables.registered };
         let region = Arc::clone(table.get(&name.key).ok_or(ErrorKind::RemoteAccess)?);
         drop(tables);
-        let len = region.memory.len() as u64;
         // `PageRange::at` checks the offsets.
-        if !(SlotRequest { kind, key: name.key, offset: 0, len: 0 }).is_allowed(region.access, len) {
+        if !kind.is_allowed(region.access) {
             return Err(ErrorKind::RemoteAccess);
         }
         // This method counts the copy before it reads `is_revoked`, and `revoke` sets `is_revoked` before it reads the

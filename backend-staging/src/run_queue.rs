@@ -9,7 +9,7 @@ use multirail_spi::staging::{SlotContent, StagedWork, StagedWorkQueue, WorkFailu
 use multirail_spi::{Event, Piece, WorkKind, WorkRequest};
 
 use crate::imports::SlotAddress;
-use crate::page_table::{self, GROUP_WORDS, MAX_PAGES};
+use crate::page_table::{GROUP_WORDS, MAX_PAGES, SlotLimit};
 use crate::region::StagedRegion;
 use crate::staging_buffer::{SLOT_BYTES, SLOT_COUNT};
 
@@ -168,18 +168,23 @@ impl RunQueue {
         self.entries.next_unassigned()
     }
 
-    /// Whether the next work requests fill a slot, or share none.
-    pub(crate) fn has_full_slot(&self) -> bool {
+    /// Whether the next work requests fill a slot up to a limit, or share none.
+    pub(crate) fn has_full_slot(&self, limit: SlotLimit) -> bool {
         let (mut pages, mut bytes) = (0, 0);
         self.entries.unassigned().any(|work| {
             pages += work.extra.unassigned().len();
             bytes += work.unassigned_bytes();
-            !work.extra.is_pages() || !page_table::fits(pages + 1, bytes + 1)
+            !work.extra.is_pages() || !limit.fits(pages + 1, bytes + 1)
         })
     }
 
-    /// Assigns the next pages of this kind to a slot, as many as fit. Returns how many these are.
-    pub(crate) fn assign_pages(&mut self, kind: WorkKind, segments: &mut Vec<Segment>) -> usize {
+    /// Assigns the next pages of this kind to a slot, up to a limit. Returns how many these are.
+    pub(crate) fn assign_pages(
+        &mut self,
+        kind: WorkKind,
+        limit: SlotLimit,
+        segments: &mut Vec<Segment>,
+    ) -> usize {
         let (mut pages, mut bytes) = (0, 0);
         while let Some(work) = self.entries.next_unassigned() {
             if work.posted.kind != kind {
@@ -187,9 +192,8 @@ impl RunQueue {
             }
             let StagedRun { page_len, assigned: first, .. } = work.extra;
             // Zero if the entry is no run of pages.
-            let left = work.extra.unassigned().len().min(MAX_PAGES - pages);
-            let count =
-                left.min((SLOT_BYTES as u64 - bytes).checked_div(page_len).unwrap_or_default() as usize);
+            let left = work.extra.unassigned().len().min(limit.pages - pages);
+            let count = left.min((limit.bytes - bytes).checked_div(page_len).unwrap_or_default() as usize);
             if count == 0 {
                 break;
             }

@@ -15,12 +15,13 @@ use multirail_spi::{Access, Domain, Error, ErrorKind, HostBuffer, Memory, Memory
 use crate::page_table::{MAX_TABLE_WORDS, table_len};
 use crate::wire::{NumberedRequest, REQUEST_WORDS, RESPONSE_WORDS, Response, WAKE_IMM, decode_response};
 
-/// The number of slots for each role. With 256 KiB per slot, 4 MiB are in transfer at a time. A network of 200 Gbps
-/// takes 170 µs for 4 MiB. A slot is in use for less: two GPU copies (15 µs each, H200) and three transfers over the
+/// The number of slots for each role. With 512 KiB per slot, 4 MiB are in transfer at a time. A network of 200 Gbps
+/// takes 170 µs for 4 MiB. A slot is in use for less: two GPU copies (15 µs each, H200) and two transfers over the
 /// network.
-pub(crate) const SLOT_COUNT: usize = 16;
-/// Bytes that a slot carries.
-pub(crate) const SLOT_BYTES: usize = 256 << 10;
+pub(crate) const SLOT_COUNT: usize = 8;
+/// The most bytes that a slot carries. Pages of 1 KiB in GPU memory of a p5 need slots of 512 KiB to reach 60 % of the
+/// line (docs/performance.md).
+pub(crate) const SLOT_BYTES: usize = 512 << 10;
 /// Bytes of a slot's content: those that it carries, and a page table in front of them. The record of the slot request
 /// lies in front of the content, so that one RDMA write can carry both.
 pub(crate) const SLOT_LEN: usize = SLOT_BYTES + table_len(MAX_TABLE_WORDS).next_multiple_of(4096) as usize;
@@ -275,8 +276,10 @@ const fn content(slots: usize, slot: usize) -> usize {
 pub(crate) struct RemoteBuffer {
     pub base: u64,
     pub rkey: u64,
-    /// Whether slot requests and responses carry imms, which wake the peer's worker: if both processes offer it.
+    /// Whether imms announce the bytes of slots: if both processes offer it.
     pub uses_imms: bool,
+    /// Whether imms also wake the peer's worker.
+    pub is_woken: bool,
 }
 
 impl RemoteBuffer {
@@ -295,9 +298,9 @@ impl RemoteBuffer {
         self.base + (TARGET_SLOTS + slot * SLOT_STRIDE) as u64
     }
 
-    /// The imm of messages that announce no bytes.
+    /// The imm of messages that announce no bytes: it wakes the peer's worker.
     pub(crate) fn wake_imm(self) -> Option<u32> {
-        self.uses_imms.then_some(WAKE_IMM)
+        self.is_woken.then_some(WAKE_IMM)
     }
 
     /// The address at which the peer expects the response of a slot.

@@ -8,6 +8,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use cuda::Reach;
 use multirail_spi::staging::SlotRequestKind;
 use multirail_spi::{
     ErrorKind, Event, RemoteKey, Status,
@@ -68,12 +69,15 @@ struct TargetSlot {
 /// A page that a GPU copies.
 struct GpuCopy {
     page: usize,
+    /// The first page of its group.
+    group: usize,
     /// The first byte in the slot.
     bytes: *mut u8,
     /// The first byte in the region.
     region: *mut u8,
     len: u64,
-    location: MemoryLocation,
+    /// The ordinal of the GPU, and how the GPU reaches the region.
+    gpu: (u32, Reach),
 }
 
 // SAFETY: `bytes` and `region` are addresses. The connection keeps the slot, and `TargetSlot::accesses` the region.
@@ -180,16 +184,19 @@ impl SlotTarget {
         }
     }
 
-    /// Continues with a slot of which a GPU has copied one page.
+    /// Continues with a slot of which a GPU has ended these copies.
     pub(crate) fn on_copied(
         &mut self,
-        (index, page): (usize, usize),
+        index: usize,
+        copies: Range<usize>,
         result: Result<(), ErrorKind>,
         context: &mut EndpointContext<'_>,
     ) {
         let slot = &mut self.slots[index];
         slot.copying -= 1;
-        slot.failures.extend(result.err().map(|kind| (page, kind)));
+        if let Err(kind) = result {
+            slot.failures.extend(slot.gpu_copies[copies].iter().map(|copy| (copy.page, kind)));
+        }
         if slot.copying == 0 && slot.begun == slot.gpu_copies.len() {
             self.finish_request(index, context);
         }
@@ -314,18 +321,27 @@ impl SlotTarget {
         let Some(NumberedRequest { request, .. }) = slot.request else { return };
         slot.step = TargetStep::Copying;
         let (peer, buffer) = (self.connection.peer, &self.connection.buffer);
-        while let Some(GpuCopy { page, bytes, region, len, location }) = slot.gpu_copies.get(slot.begun) {
-            let (to, from) = request.copy_ends(*bytes, *region);
-            let tag = CopyTag::Target { peer, slot: index, page: *page };
+        while let Some(GpuCopy { group, gpu, .. }) = slot.gpu_copies.get(slot.begun) {
+            // The pages of a group are in one region.
+            let pages = &slot.gpu_copies[slot.begun..];
+            let count = pages.iter().take_while(|page| page.group == *group).count();
+            let copies = pages[..count].iter().map(|page| {
+                let (to, from) = request.kind.copy_ends(page.bytes, page.region);
+                (to, from, page.len)
+            });
+            let tag = CopyTag::Target { peer, slot: index, copy: slot.begun, count };
             // SAFETY: `accesses` keeps the region, whose range was checked, until the copy has completed; `len` bytes
             // fit the slot, and the buffer stays until no copy is under way. The peer may write to the slot meanwhile:
             // that corrupts only its own bytes.
-            match unsafe { context.copies.begin(*location, Some(buffer), (to, from, *len), tag) } {
-                CopyStart::Complete(result) => slot.failures.extend(result.err().map(|kind| (*page, kind))),
+            match unsafe { context.copies.begin_each(*gpu, Some(buffer), (count, copies), tag) } {
+                CopyStart::Complete(result) => {
+                    let failed = pages[..count].iter().zip(result.err().into_iter().cycle());
+                    slot.failures.extend(failed.map(|(page, kind)| (page.page, kind)));
+                }
                 CopyStart::UnderWay => slot.copying += 1,
                 CopyStart::NoRoom => return self.unfinished |= 1 << index,
             }
-            slot.begun += 1;
+            slot.begun += count;
         }
         if slot.copying == 0 {
             self.finish_request(index, context);
@@ -474,20 +490,15 @@ impl PagePass<'_> {
             }
             Some((bytes, region?))
         });
-        match (range.location, self.kind) {
-            (location @ MemoryLocation::Gpu(..), _) => gpu_copies.extend(pages.map(|(bytes, region)| {
+        match range.location {
+            MemoryLocation::Gpu(ordinal, reach) => gpu_copies.extend(pages.map(|(bytes, region)| {
                 let page = page_of(bytes);
-                GpuCopy { page, bytes, region, len, location }
+                GpuCopy { page, group: first, bytes, region, len, gpu: (ordinal, reach) }
             })),
             // SAFETY: `accesses` keeps the region, in whose bounds `range` is; the caller has checked that the pages
             // are in the slot. The peer may write to the slot meanwhile: that corrupts only its own bytes.
-            (MemoryLocation::Host, SlotRequestKind::Read) => unsafe {
-                let ends = pages.map(|(bytes, region)| (bytes, region.cast_const()));
-                copy::copy_each(CopyStrategy::Plain, ends, len as usize);
-            },
-            // SAFETY: as above.
-            (MemoryLocation::Host, _) => unsafe {
-                let ends = pages.map(|(bytes, region)| (region, bytes.cast_const()));
+            MemoryLocation::Host => unsafe {
+                let ends = pages.map(|(bytes, region)| self.kind.copy_ends(bytes, region));
                 copy::copy_each(CopyStrategy::Plain, ends, len as usize);
             },
         }

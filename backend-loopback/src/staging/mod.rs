@@ -31,7 +31,7 @@ pub(crate) fn serve(buffer: &SharedStagingBuffer, at: u64, regions: &Regions) ->
 fn serve_slot(buffer: &SharedStagingBuffer, at: u64, regions: &Regions) -> Result<(), ErrorKind> {
     let slot_request = buffer.request(at)?;
     let range = regions.enter(&slot_request)?;
-    let (to, from) = slot_request.copy_ends(buffer.bytes(at), range.start());
+    let (to, from) = slot_request.kind.copy_ends(buffer.bytes(at), range.start());
     // SAFETY: `enter` checked the range and keeps the region's bytes until `range` is dropped; `len` bytes fit the
     // slot, which stays mapped with `buffer`.
     unsafe { copy::copy(CopyStrategy::Plain, to, from, slot_request.len as usize) };

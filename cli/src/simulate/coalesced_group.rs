@@ -7,9 +7,7 @@
 //!
 //! 1. The source's core lists the slot's pages.
 //! 2. The source's GPU copies them into the slot. In host memory the core does so.
-//! 3. The card writes the slot: pages and page table. Then it writes the request to empty the slot. The engine posts
-//!    such a request before slots that wait, and only a few slots at once. Otherwise the requests would wait for all of
-//!    them.
+//! 3. The card writes the slot: the request to empty it, the page table and the pages, in one message.
 //! 4. The target's core checks the page table.
 //! 5. The target's GPU, or core, copies the pages to their places.
 //! 6. The response travels back, and the slot is free. Responses keep no card busy here: they are one small request per
@@ -27,7 +25,7 @@ use multirail::{
 use super::group::untouched;
 use super::host::{GroupStep, GroupTotals};
 use super::profile::Profile;
-use super::way_plan::{SLOT_REQUEST, SlotPlan};
+use super::way_plan::SlotPlan;
 use crate::failure::CommandResult;
 
 /// One rail group that always has pages to coalesce.
@@ -65,8 +63,6 @@ struct SlotCard {
     filled: usize,
     /// Slots that are being written.
     written: Vec<Op>,
-    /// Requests to empty a slot that are being written.
-    asked: Vec<Op>,
     /// When slots will be free again.
     responses: VecDeque<Time>,
     /// The slots that were emptied.
@@ -138,10 +134,6 @@ impl CoalescedGroup {
                 (card.free, card.emptied, step.had_event) = (card.free + 1, card.emptied + 1, true);
             }
             for _ in 0..take_ended(&mut card.written)? {
-                card.asked.push(card.peer.write(&card.source, 0..SLOT_REQUEST as usize, &card.landing, 0)?);
-                step.cpu_ns += self.plan.message_ns;
-            }
-            for _ in 0..take_ended(&mut card.asked)? {
                 self.empty(at, target, now);
                 step.had_event = true;
             }
@@ -149,7 +141,7 @@ impl CoalescedGroup {
             while card.filling.pop_front_if(|due| *due <= now).is_some() {
                 card.filled += 1;
             }
-            while card.filled > 0 && card.written.len() < self.plan.posted {
+            while card.filled > 0 {
                 card.filled -= 1;
                 let bytes = self.plan.wire() as usize;
                 card.written.push(card.peer.write_pages(
@@ -198,7 +190,7 @@ impl CoalescedGroup {
     /// The target empties a slot of card `at`, which has arrived.
     fn empty(&mut self, at: usize, target: &mut TargetCore, now: Time) {
         let side = self.plan.costs.target;
-        let core = side.slot_ns + self.plan.pages as f64 * side.page_ns + self.plan.message_ns;
+        let core = side.slot_ns + self.plan.pages as f64 * side.page_ns + self.plan.response_ns;
         let copy = self.copy_ns(side.copy.page_ns, side.copy.byte_ns);
         let emptied = match side.copy.on_processor {
             true => {
@@ -253,7 +245,7 @@ impl SlotCard {
         };
         let (fabric, target) = (open(0)?, open(1)?);
         let (peer, _) = fabric.connect_local(&target)?;
-        let bytes = plan.wire().max(SLOT_REQUEST) as usize;
+        let bytes = plan.wire() as usize;
         let source = untouched(&fabric, bytes, Access::LOCAL)?;
         let landing = untouched(&target, bytes, Access::REMOTE_WRITE)?;
         let landing = peer.import(&landing.descriptor())?;
@@ -268,7 +260,6 @@ impl SlotCard {
             filling: VecDeque::new(),
             filled: 0,
             written: Vec::new(),
-            asked: Vec::new(),
             responses: VecDeque::new(),
             emptied: 0,
         })

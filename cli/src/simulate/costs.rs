@@ -9,12 +9,17 @@ const OURS: f64 = 144.0;
 /// Our instructions per entry of a list that is planned and merged by the call: 312 with posting and 56 without
 /// planning (`--bin instructions` of `benches`).
 const LIST_ENTRY: f64 = 256.0;
-/// Our instructions per operation of one request with an imm, from its submission to its end and to the imm's arrival
-/// (`--bin instructions`). A slot is taken to cost each side as much; slots were not counted alone.
-const SLOT: f64 = 3578.0;
-/// Our instructions per page of a batch over loopback beyond the copy: post, checks at the target, end (`--bin
-/// instructions`). The processor that copies host pages spends as much per page.
-const HOST_PAGE: f64 = 77.0;
+/// Our instructions per slot and per page of a slot at each side, without the copies of their bytes and without the
+/// slot's work request: ours, libfabric's and the C library's. Callgrind counted coalesced writes over efa-direct, 256
+/// pages of 1 KiB and 64 of 4 KiB to a slot: 127 and 199 instructions a page at the source with the work request, 36 to
+/// 51 and 62 to 123 at the target (28 November 2026, `libfabric instructions --providers efa-direct --size SIZE
+/// --coalesced` in
+/// `ci/efa-sim/run --root trixie`). Polls that find nothing are among them, more on a busy machine.
+const SOURCE: CountedSide = CountedSide { slot: 5270.0, page: 103.0 };
+const TARGET: CountedSide = CountedSide { slot: 3660.0, page: 25.0 };
+/// The part of the source's instructions per page that [`GPU_PAGE_NS`] has too: the engine's (49 by `--bin
+/// instructions`, page of a batch), and the loop over the copies.
+const IN_GPU_PAGE: f64 = 49.0 + 14.0;
 
 /// Nanoseconds of one kernel launch of a GPU's page kernel, and per page of its table, with our engine. Measured within
 /// an H200 by `multirail bench --in-process --src gpu:0 --dst gpu:0 --inflight 8 --pages N`: operations of one page
@@ -35,6 +40,20 @@ const GPU_WARP: f64 = 4096.0;
 const HOST_BYTE_NS: f64 = 0.0628;
 const HOST_COPY_PAGE_NS: f64 = 165.0;
 
+/// Counted instructions of a side.
+#[derive(Debug, Clone, Copy)]
+struct CountedSide {
+    slot: f64,
+    page: f64,
+}
+
+/// A side of coalesced pages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SlotSide {
+    Source,
+    Target,
+}
+
 /// The memory that pages are in, on both sides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
 #[serde(rename_all = "kebab-case")]
@@ -43,6 +62,16 @@ pub enum MemoryKind {
     Gpu,
     /// Host memory: the engine's thread fills and empties slots
     Host,
+}
+
+impl MemoryKind {
+    /// The bytes of the pages that `backend-staging` puts into a slot.
+    pub fn slot_bytes(self) -> u64 {
+        match self {
+            Self::Gpu => 512 << 10,
+            Self::Host => 256 << 10,
+        }
+    }
 }
 
 /// The costs of a host's processors.
@@ -70,8 +99,13 @@ impl ProcessorCosts {
         self.ns(LIST_ENTRY)
     }
 
-    /// What slots of pages of `page` bytes cost a side.
-    pub fn slot(&self, memory: MemoryKind, page: u64) -> SlotCosts {
+    /// What slots of pages of `page` bytes cost a side, without its work request.
+    pub fn slot(&self, side: SlotSide, memory: MemoryKind, page: u64) -> SlotCosts {
+        let (counted, in_gpu_page) = match side {
+            SlotSide::Source => (SOURCE, IN_GPU_PAGE),
+            SlotSide::Target => (TARGET, 0.0),
+        };
+        let slot_ns = self.ns(counted.slot);
         match memory {
             MemoryKind::Gpu => {
                 let floor = GPU_BYTE_NS * (GPU_WARP - page as f64).max(0.0);
@@ -81,7 +115,8 @@ impl ProcessorCosts {
                     byte_ns: GPU_BYTE_NS,
                     on_processor: false,
                 };
-                SlotCosts { slot_ns: self.ns(SLOT) + GPU_LAUNCH_NS, page_ns: GPU_PAGE_NS, copy }
+                let page_ns = GPU_PAGE_NS + self.ns(counted.page - in_gpu_page);
+                SlotCosts { slot_ns: slot_ns + GPU_LAUNCH_NS, page_ns, copy }
             }
             MemoryKind::Host => {
                 let copy = CopyCosts {
@@ -90,7 +125,7 @@ impl ProcessorCosts {
                     byte_ns: HOST_BYTE_NS,
                     on_processor: true,
                 };
-                SlotCosts { slot_ns: self.ns(SLOT), page_ns: self.ns(HOST_PAGE), copy }
+                SlotCosts { slot_ns, page_ns: self.ns(counted.page), copy }
             }
         }
     }
@@ -116,7 +151,7 @@ mod tests {
             (MemoryKind::Host, 16_384, 13.7),
             (MemoryKind::Host, 65_536, 15.3),
         ] {
-            let copy = costs.slot(memory, page).copy;
+            let copy = costs.slot(SlotSide::Source, memory, page).copy;
             let rate = page as f64 / (copy.page_ns + page as f64 * copy.byte_ns);
             assert!((rate / gbytes_per_s - 1.0).abs() < 0.02, "{memory:?} {page}: {rate}");
         }

@@ -90,9 +90,9 @@ pub struct SimulateArguments {
         "peers", "fairness", "incast", "fail_rails"])]
     coalesce: Coalesce,
 
-    /// Bytes of the pages in a slot
-    #[arg(long, value_name = "SIZE", default_value = "256KiB")]
-    slot_bytes: Size,
+    /// Bytes of the pages in a slot [default: 512 KiB for GPU memory, 256 KiB for host memory]
+    #[arg(long, value_name = "SIZE")]
+    slot_bytes: Option<Size>,
 
     /// Memory of a rail pair's slots, on each side [default: 4 MiB for each 100 Gbps of a card]
     #[arg(long, value_name = "SIZE")]
@@ -252,11 +252,12 @@ impl SimulateArguments {
                 "--coalesce models as many cards on the other host: remove --remote-cards, or give --coalesce never",
             ));
         }
-        if !(4 << 10..=4 << 20).contains(&self.slot_bytes.0) {
+        let slot_bytes = self.slot_bytes.as_ref().map_or_else(|| self.memory.slot_bytes(), |slot| slot.0);
+        if !(4 << 10..=4 << 20).contains(&slot_bytes) {
             return Err(CommandFailure::new("--slot-bytes must be between 4 KiB and 4 MiB"));
         }
         let ring_bytes = self.ring_bytes.as_ref().map_or_else(|| WayPlan::ring_bytes(profile), |ring| ring.0);
-        if ring_bytes < 2 * self.slot_bytes.0 || ring_bytes > 1 << 30 {
+        if ring_bytes < 2 * slot_bytes || ring_bytes > 1 << 30 {
             return Err(CommandFailure::new("--ring-bytes must be at least two slots, and at most 1 GiB"));
         }
         let longest = u64::from(self.run.max(self.target_run));
@@ -266,7 +267,7 @@ impl SimulateArguments {
         Ok(PageOptions {
             memory: self.memory,
             coalesce: self.coalesce,
-            slot_bytes: self.slot_bytes.0,
+            slot_bytes,
             ring_bytes,
             run: self.run.into(),
             target_run: self.target_run.into(),

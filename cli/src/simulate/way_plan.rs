@@ -2,20 +2,22 @@
 
 use multirail::way::{CoalescingCosts, PageLoad, SlotCosts, Way, WayCosts};
 
-use super::costs::{MemoryKind, ProcessorCosts};
+use super::costs::{MemoryKind, ProcessorCosts, SlotSide};
 use super::profile::Profile;
 
 /// The bytes of the transfer for which the way is chosen.
 const TRANSFER: u64 = 1 << 30;
-/// The bytes of a page's entry in a slot's page table: its length and imm, the key of its region, and its offset, as in
-/// `backend-staging`.
-const ENTRY: u64 = 24;
+/// The bytes of a page's entry in a slot's page table: its offset, and its share of a header of 24 bytes for each run
+/// of 32 pages, as in `backend-staging`.
+const ENTRY: u64 = 9;
 /// A slot has no more pages than it has of this size, as in `backend-staging`.
 const LEAST_PAGE: u64 = 1 << 10;
-/// The initiator's work requests per slot: the slot, and the request to empty it, as in `backend-staging`.
-const SLOT_REQUESTS: u32 = 2;
-/// The bytes of the request to empty a slot.
-pub const SLOT_REQUEST: u64 = 64;
+/// The initiator's work requests per slot: one message carries the request to empty the slot, the page table and the
+/// pages, as in `backend-staging`.
+const SLOT_REQUESTS: u32 = 1;
+/// The bytes of the request to empty a slot, and those of the response.
+const SLOT_REQUEST: u64 = 64;
+const RESPONSE: u64 = 8;
 /// The default memory of a rail pair's slots, on each side, for each 100 Gbps of the line. `backend-staging` has as
 /// much for each rail pair.
 const RING: u64 = 4 << 20;
@@ -67,16 +69,14 @@ pub struct SlotPlan {
     pub page: u64,
     /// The slots of a rail pair.
     pub slots: usize,
-    /// The slots of a rail pair that are posted at once, so that a request to empty a slot waits for few of them.
-    pub posted: usize,
-    /// The nanoseconds of the work request that asks the target to empty a slot, and of its response.
-    pub message_ns: f64,
+    /// The nanoseconds of the target's work request that responds.
+    pub response_ns: f64,
 }
 
 impl SlotPlan {
     /// The bytes that a slot has on the line.
     pub fn wire(&self) -> u64 {
-        self.pages * (self.page + self.costs.page_entry_bytes)
+        SLOT_REQUEST + self.pages * (self.page + self.costs.page_entry_bytes)
     }
 }
 
@@ -97,7 +97,8 @@ impl WayPlan {
             runs: pages.div_ceil(options.run),
             target_runs: pages.div_ceil(options.run.max(options.target_run)),
         };
-        let side = costs.slot(options.memory, page);
+        let [source, target] =
+            [SlotSide::Source, SlotSide::Target].map(|side| costs.slot(side, options.memory, page));
         let slots = (options.ring_bytes / options.slot_bytes).max(2) as u32;
         let rate = profile.card.bits_per_s.unwrap_or(0).max(1) as f64 / 8.0;
         let slot = CoalescingCosts {
@@ -107,15 +108,17 @@ impl WayPlan {
             slot_line_ns: options.slot_bytes as f64 * 1e9 / rate,
             page_entry_bytes: ENTRY,
             slot_requests: SLOT_REQUESTS,
-            source: side,
-            target: side,
+            response_ns: costs.request_ns(RESPONSE),
+            source,
+            target,
         };
         // Groups that share a core wait for each other.
         let sharing = f64::from(profile.groups) / f64::from(cores);
         let ways = Self::way_costs(profile, costs, page, sharing);
         let coalescing = CoalescingCosts {
-            source: Self::shared(side, sharing),
-            target: Self::shared(side, sharing),
+            source: Self::shared(source, sharing),
+            target: Self::shared(target, sharing),
+            response_ns: slot.response_ns * sharing,
             ..slot
         };
         let way = match options.coalesce {
@@ -143,8 +146,7 @@ impl WayPlan {
                     pages: slot.pages_per_slot(page),
                     page: page.min(options.slot_bytes),
                     slots: slots as usize,
-                    posted: ((2.0 * Self::latency_ns(profile) / slot.slot_line_ns).ceil() as usize).max(2),
-                    message_ns: costs.request_ns(SLOT_REQUEST),
+                    response_ns: slot.response_ns,
                 };
                 Self {
                     way,

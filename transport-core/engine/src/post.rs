@@ -23,6 +23,9 @@ use crate::plan::{RailRange, Shape, split};
 use crate::spi::{PeerSlot, PostResult, Status, WorkKind, WorkRequest};
 use crate::{Error, ErrorKind, Time, Trigger};
 
+/// A batch of coalesced pages is so many times as long as one of requests: the pages ring no doorbell each.
+const COALESCED_BATCHES: usize = 4;
+
 /// What [`Engine::post_at_once`] posted. The engine still has to record it.
 struct PostedAtOnce {
     rail: usize,
@@ -508,6 +511,9 @@ impl Engine {
             let (next, left) = (share.next, share.left());
             let NextRun { most, piece_bytes, segment } = active.next_run(share);
             let cost_mask = active.cost_mask;
+            if cost_mask == 0 && this.batch_runs.is_empty() {
+                room = this.free_send_slots().min(this.max_batch * COALESCED_BATCHES) as u32;
+            }
             let mut cost = this.window.masked_cost(piece_bytes, cost_mask);
             let fit_window = this.window.room(cost_in_flight, oldest, cost);
             if fit_window == 0 && left > 0 {

@@ -48,7 +48,8 @@
 //!         slots: 32,
 //!         slot_line_ns: 43_000.0,
 //!         page_entry_bytes: 16,
-//!         slot_requests: 2,
+//!         slot_requests: 1,
+//!         response_ns: 180.0,
 //!         source: side,
 //!         target: side,
 //!     }),
@@ -144,12 +145,13 @@ pub struct WayCosts {
     pub line_bytes_per_s: f64,
     /// Work requests per second of all rails together. 0: the rate is unknown, and no limit.
     pub requests_per_s: f64,
-    /// The time from the posting of a small request to its completion, on an idle line.
+    /// The time from the posting of a small request to its arrival at the peer, on an idle line. All ways take the time
+    /// from there to the completion.
     pub latency_ns: f64,
     /// The initiator's processor time per work request: engine, backend, provider and driver.
     pub request_ns: f64,
-    /// Each side's processor time per byte of a work request: that of a kernel which copies bytes into and out of sockets.
-    /// 0: devices move the bytes.
+    /// Each side's processor time per byte of a work request: that of a kernel which copies bytes into and out of
+    /// sockets, or between processes. 0: devices move the bytes.
     pub byte_ns: f64,
     /// The entries of a request's gather list (`max_sge`). 1 or 0: there is none.
     pub gather_entries: u32,
@@ -175,8 +177,11 @@ pub struct CoalescingCosts {
     pub slot_line_ns: f64,
     /// The bytes of a page's entry in the page table, which travels with the pages.
     pub page_entry_bytes: u64,
-    /// The initiator's work requests per slot. They follow one another, each after the completion of the one before.
+    /// The initiator's work requests per slot: one, which carries the bytes, the page table and the request, or two if
+    /// the request follows the bytes once they have arrived.
     pub slot_requests: u32,
+    /// The target's processor time for the work request of a response: it has few bytes.
+    pub response_ns: f64,
     /// The source's costs: it fills slots.
     pub source: SlotCosts,
     /// The target's costs: it empties slots, and responds by a work request.
@@ -222,7 +227,7 @@ pub struct StageTimes {
     pub copy_ns: f64,
     /// The slots, if each is used again as soon as it is free. 0 for other ways.
     pub slots_ns: f64,
-    /// What the stages add before the first byte is on the line and after the last one.
+    /// What the other stages add before the slowest one has its first byte, and after it has its last one.
     pub fill_ns: f64,
 }
 
@@ -289,27 +294,33 @@ impl WayCosts {
         let cpu = |side: &SlotCosts| slots_f * side.slot_ns + pages * side.page_ns;
         let moved = (load.bytes as f64 + table) * self.byte_ns;
         let source_cpu = cpu(&costs.source) + requests as f64 * self.request_ns + moved;
-        let target_cpu = cpu(&costs.target) + slots_f * self.request_ns + moved;
-        let copy = |side: &SlotCosts, cpu: f64| {
-            let copy = pages * side.copy.page_ns + load.bytes as f64 * side.copy.byte_ns;
-            if side.copy.on_processor { copy + cpu } else { copy }
-        };
-        let (gather, scatter) = (copy(&costs.source, source_cpu), copy(&costs.target, target_cpu));
-        // The first slot is filled before the line has work, and the last one is emptied after it.
-        let of_one_slot = (source_cpu + target_cpu + gather + scatter) / slots_f.max(1.0);
+        let target_cpu = cpu(&costs.target) + slots_f * costs.response_ns + moved;
+        let copy = |side: &SlotCosts| pages * side.copy.page_ns + load.bytes as f64 * side.copy.byte_ns;
+        let (gather, scatter) = (copy(&costs.source), copy(&costs.target));
+        // A processor that copies does nothing else meanwhile: its copies and the rest of its work are one stage.
+        let copy_stage =
+            |side: &SlotCosts, copy: f64, cpu: f64| if side.copy.on_processor { copy + cpu } else { copy };
+        let gather_ns = copy_stage(&costs.source, gather, source_cpu);
+        let scatter_ns = copy_stage(&costs.target, scatter, target_cpu);
+        let line_ns = ns_at(load.bytes as f64 + table, self.line_bytes_per_s);
+        let (cpu_ns, copy_ns) = (source_cpu.max(target_cpu), gather_ns.max(scatter_ns));
+        // Each slot passes all stages, one after the other; all slots together pass the slowest stage. Both sides'
+        // kernels move the bytes of a message at the same time.
+        let all_stages = source_cpu + gather + line_ns + (target_cpu - moved) + scatter;
+        let slowest = line_ns.max(cpu_ns).max(copy_ns);
+        let of_one_slot = all_stages / slots_f.max(1.0);
         let starts = costs.source.copy.start_ns + costs.target.copy.start_ns;
         let messages = f64::from(costs.slot_requests) + 1.0;
-        let fill_ns = messages * self.latency_ns + starts + of_one_slot;
-        // A slot waits for the one before it on the line, and so does its request behind the next one.
-        let turn = fill_ns + 3.0 * costs.slot_line_ns;
+        let turn = messages * self.latency_ns + starts + of_one_slot;
         StageTimes {
             requests,
-            line_ns: ns_at(load.bytes as f64 + table, self.line_bytes_per_s),
+            line_ns,
             requests_ns: ns_at(requests as f64, self.requests_per_s),
-            cpu_ns: source_cpu.max(target_cpu),
-            copy_ns: gather.max(scatter),
-            slots_ns: slots_f * turn / f64::from(costs.slots.max(1)),
-            fill_ns,
+            cpu_ns,
+            copy_ns,
+            // A slot may wait for the one before it on the line.
+            slots_ns: slots_f * (turn + costs.slot_line_ns) / f64::from(costs.slots.max(1)),
+            fill_ns: turn - slowest / slots_f.max(1.0),
         }
     }
 }
@@ -393,7 +404,8 @@ mod tests {
                 slots: 32,
                 slot_line_ns: 43_000.0,
                 page_entry_bytes: 16,
-                slot_requests: 2,
+                slot_requests: 1,
+                response_ns: 180.0,
                 source: side,
                 target: side,
             }),

@@ -73,30 +73,37 @@ impl SlotRequest {
         Some(Self { kind, key, offset, len })
     }
 
-    /// The access that the region must allow. Returns `None` if the request names no region.
-    #[inline]
-    pub fn needed_access(&self) -> Option<Access> {
-        match self.kind {
-            SlotRequestKind::Write => Some(Access::REMOTE_WRITE),
-            SlotRequestKind::Read => Some(Access::REMOTE_READ),
-            SlotRequestKind::Cancel | SlotRequestKind::Imm => None,
-        }
-    }
-
     /// Whether a region of `region_len` bytes that allows `access` allows this request: the range is in bounds, and the
     /// access is among the allowed ones.
     #[inline]
     pub fn is_allowed(&self, access: Access, region_len: u64) -> bool {
         let is_in_bounds = self.offset.checked_add(self.len).is_some_and(|end| end <= region_len);
-        is_in_bounds && self.needed_access().is_some_and(|needed| access.contains(needed))
+        is_in_bounds && self.kind.is_allowed(access)
+    }
+}
+
+impl SlotRequestKind {
+    /// The access that the region must allow. Returns `None` for a request that names no region.
+    #[inline]
+    pub fn needed_access(self) -> Option<Access> {
+        match self {
+            Self::Write => Some(Access::REMOTE_WRITE),
+            Self::Read => Some(Access::REMOTE_READ),
+            Self::Cancel | Self::Imm => None,
+        }
     }
 
-    /// The destination and the source of the target's copy. `slot` is the slot's first byte, `region` the byte at
-    /// [`offset`](Self::offset) in the region.
+    /// Whether a region that allows `access` allows such a request.
     #[inline]
-    pub fn copy_ends(&self, slot: *mut u8, region: *mut u8) -> (*mut u8, *const u8) {
-        match self.kind {
-            SlotRequestKind::Read => (slot, region.cast_const()),
+    pub fn is_allowed(self, access: Access) -> bool {
+        self.needed_access().is_some_and(|needed| access.contains(needed))
+    }
+
+    /// The destination and the source of the target's copy between a byte of the slot and one of the region.
+    #[inline(always)]
+    pub fn copy_ends(self, slot: *mut u8, region: *mut u8) -> (*mut u8, *const u8) {
+        match self {
+            Self::Read => (slot, region.cast_const()),
             _ => (region, slot.cast_const()),
         }
     }
@@ -149,9 +156,9 @@ mod tests {
         assert!(!SlotRequest { kind: SlotRequestKind::Imm, ..write }.is_allowed(both, 100));
         let [mut slot, mut region] = [0, 1];
         let (slot, region): (*mut u8, *mut u8) = (&raw mut slot, &raw mut region);
-        assert_eq!(write.copy_ends(slot, region), (region, slot.cast_const()));
+        assert_eq!(write.kind.copy_ends(slot, region), (region, slot.cast_const()));
         let read = SlotRequest { kind: SlotRequestKind::Read, ..write };
-        assert_eq!(read.copy_ends(slot, region), (slot, region.cast_const()));
+        assert_eq!(read.kind.copy_ends(slot, region), (slot, region.cast_const()));
     }
 
     #[test]
