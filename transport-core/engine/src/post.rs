@@ -23,8 +23,9 @@ use crate::plan::{RailRange, Shape, split};
 use crate::spi::{PeerSlot, PostResult, Status, WorkKind, WorkRequest};
 use crate::{Error, ErrorKind, Time, Trigger};
 
-/// A batch of coalesced pages is so many times as long as one of requests: the pages ring no doorbell each.
-const COALESCED_BATCHES: usize = 4;
+/// A batch of coalesced pages is so many times as long as one of requests: the pages ring no doorbell each. With four times,
+/// a small write behind them would wait too long (`fair::small_beside_large_to_one_peer`).
+const COALESCED_BATCHES: usize = 2;
 
 /// What [`Engine::post_at_once`] posted. The engine still has to record it.
 struct PostedAtOnce {
