@@ -94,9 +94,10 @@ impl StagedDomain {
 }
 
 /// The most connections that use imms. Their imms get half of the completion queue, the user's imms the other half. A
-/// device that cannot wake a worker has imms for the messages that they save.
+/// device that cannot wake a worker has imms for the messages that they save. Where an imm may name another connection to the
+/// same peer, it may not announce bytes: those of that other connection might not have arrived.
 fn take_imm_connections(capabilities: &mut Capabilities) -> u64 {
-    if !capabilities.operations.contains(Operations::WRITE_IMM) {
+    if !capabilities.operations.contains(Operations::WRITE_IMM) || !capabilities.arrivals_name_connection {
         return 0;
     }
     if capabilities.arrival_depth == u64::MAX {
@@ -296,8 +297,15 @@ mod tests {
     #[test]
     fn imms_announce_bytes_whether_or_not_they_wake_a_worker() {
         let half = 8192 / 2 / IMMS_PER_CONNECTION;
-        for (has_imms, wakes, connections) in [(true, true, half), (true, false, half), (false, false, 0)] {
+        let cases = [
+            (true, true, true, half),
+            (true, false, true, half),
+            (false, false, true, 0),
+            (true, false, false, 0),
+        ];
+        for (has_imms, wakes, names_connection, connections) in cases {
             let mut capabilities = Capabilities::minimal();
+            capabilities.arrivals_name_connection = names_connection;
             (capabilities.arrival_depth, capabilities.supports_wakeup) = (8192, wakes);
             capabilities.operations.set(Operations::WRITE_IMM, has_imms);
             assert_eq!(take_imm_connections(&mut capabilities), connections);

@@ -168,7 +168,7 @@ fn costs_of(capabilities: &Capabilities, rails: u32, kind: WorkKind, on_gpu: boo
             slots: SLOTS * rails,
             slot_line_ns: if line > 0.0 { slot_bytes as f64 / line * f64::from(rails) * 1e9 } else { 0.0 },
             page_entry_bytes: ENTRY_BYTES,
-            slot_requests: 1,
+            slot_requests: if capabilities.arrivals_name_connection { 1 } else { 2 },
             response_ns: request.response_ns,
             source: side(SOURCE),
             target: side(TARGET),
