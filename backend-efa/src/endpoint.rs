@@ -362,6 +362,10 @@ impl EfaEndpoint {
             // Closes the endpoint before the loss is reported. If libfabric does not close it, a reaper keeps all
             // memory that it may touch.
             let _ = reaper::close(&self.domain, endpoint, true);
+            self.events.retain(|event| match event {
+                Event::Failed { id, .. } | Event::FailedUnconfirmed { id, .. } => !is_last_request(*id),
+                _ => true,
+            });
             ended.into_iter().for_each(|ended| self.report_failure(ended, lost));
         }
         let user_receives = self.internal_receives.iter_mut().flat_map(InternalReceives::take_user_receives);

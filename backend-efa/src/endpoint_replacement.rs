@@ -66,6 +66,8 @@ pub(crate) struct RetiringEndpoint {
 /// A write without bytes, posted behind everything else to a peer whose device is lost.
 struct LastRequest {
     peer: PeerSlot,
+    /// The requests to the peer that were posted with it and before it.
+    posted: u32,
     /// Whether the card has failed it.
     has_failed: bool,
 }
@@ -133,6 +135,8 @@ impl EfaEndpoint {
             let mut retiring =
                 RetiringEndpoint { endpoint, since: now, unused_since: None, last_requests: Vec::new() };
             self.post_last_requests(&mut retiring);
+            // Posting reads completions while the queue is full.
+            self.take_last_requests(&mut retiring);
             self.retiring = Some(Box::new(retiring));
         }
         self.is_fence_due = false;
@@ -178,7 +182,10 @@ impl EfaEndpoint {
             // SAFETY: a request without bytes touches only the backend's own memory (`PostConfig::empty_source`).
             let (posted, _) =
                 unsafe { self.post_run(&mut retiring.endpoint.guard(), &run, &[piece], &destination) };
-            retiring.last_requests.extend((posted == 1).then_some(LastRequest { peer, has_failed: false }));
+            if posted == 1 {
+                let posted = self.outstanding[peer.0 as usize];
+                retiring.last_requests.push(LastRequest { peer, posted, has_failed: false });
+            }
         }
     }
 
@@ -227,7 +234,10 @@ impl EfaEndpoint {
             // may have requests to the fenced peer for up to [`EFA_GRACE`], unless their last request has failed.
             false => {
                 let failed = retiring.last_requests.iter().filter(|last| last.has_failed);
-                let never_end = failed.map(|last| self.outstanding[last.peer.0 as usize] as usize).sum();
+                // What was posted behind it, the card may still have.
+                let left =
+                    |last: &LastRequest| last.posted.min(self.outstanding[last.peer.0 as usize]) as usize;
+                let never_end = failed.map(left).sum();
                 retiring.endpoint.posted.requests > never_end
                     && self.aborted.iter().all(|(_, until)| *until > now)
             }

@@ -338,12 +338,14 @@ fn all_messages_arrive(clock: &VirtualClock, a: &Fabric, b: &Fabric, count: usiz
 #[test]
 fn fabrics_connect_after_losses() {
     // The devices of each side, and those that it loses.
-    let cases: [[(u32, &[u32]); 2]; 7] = [
+    let cases: [[(u32, &[u32]); 2]; 9] = [
         [(2, &[0]), (2, &[])],
         [(2, &[]), (2, &[0])],
         [(4, &[0]), (4, &[1])],
         [(4, &[0, 1]), (4, &[2])],
         [(2, &[0]), (4, &[3])],
+        [(2, &[0]), (1, &[])],
+        [(1, &[]), (2, &[0])],
         [(4, &[1]), (2, &[])],
         [(3, &[0, 1]), (3, &[2])],
     ];

@@ -575,7 +575,9 @@ impl Peer {
         let can_write = |link: &&Link| {
             link.capabilities().is_some_and(|caps| caps.operations.contains(Operations::WRITE))
         };
-        let ops = self.0.links.iter().filter(|link| link.is_up()).filter(can_write).map(|link| {
+        // The devices of a rail group may have been lost before the two sides connected.
+        let reaches = |link: &&Link| link.is_up() && link.rails.iter().any(Option::is_some);
+        let ops = self.0.links.iter().filter(reaches).filter(can_write).map(|link| {
             let shape = Shape::WarmUp { rails: link.rails.iter().flatten().count() as u32 };
             self.submit(link, Work::of(WorkKind::Write, shape), None, "warm_up")
         });

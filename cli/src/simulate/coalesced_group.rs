@@ -7,7 +7,9 @@
 //!
 //! 1. The source's core lists the slot's pages.
 //! 2. The source's GPU copies them into the slot. In host memory the core does so.
-//! 3. The card writes the slot: the request to empty it, the page table and the pages, in one message.
+//! 3. The card writes the slot: the request to empty it, the page table and the pages, in one message. On EFA cards the
+//!    request follows the bytes. The engine posts such a request before slots that wait, and only a few slots at once.
+//!    Otherwise the requests would wait for all of them.
 //! 4. The target's core checks the page table.
 //! 5. The target's GPU, or core, copies the pages to their places.
 //! 6. The response travels back, and the slot is free. Responses keep no card busy here: they are one small request per
@@ -25,7 +27,7 @@ use multirail::{
 use super::group::untouched;
 use super::host::{GroupStep, GroupTotals};
 use super::profile::Profile;
-use super::way_plan::SlotPlan;
+use super::way_plan::{SLOT_REQUEST, SlotPlan};
 use crate::failure::CommandResult;
 
 /// One rail group that always has pages to coalesce.
@@ -63,6 +65,8 @@ struct SlotCard {
     filled: usize,
     /// Slots that are being written.
     written: Vec<Op>,
+    /// Requests to empty a slot that are being written.
+    asked: Vec<Op>,
     /// When slots will be free again.
     responses: VecDeque<Time>,
     /// The slots that were emptied.
@@ -133,7 +137,16 @@ impl CoalescedGroup {
             while card.responses.pop_front_if(|due| *due <= now).is_some() {
                 (card.free, card.emptied, step.had_event) = (card.free + 1, card.emptied + 1, true);
             }
-            for _ in 0..take_ended(&mut card.written)? {
+            let mut arrived = take_ended(&mut card.written)?;
+            if let Some(message_ns) = self.plan.message_ns {
+                for _ in 0..arrived {
+                    let ask = card.peer.write(&card.source, 0..SLOT_REQUEST as usize, &card.landing, 0)?;
+                    card.asked.push(ask);
+                    step.cpu_ns += message_ns;
+                }
+                arrived = take_ended(&mut card.asked)?;
+            }
+            for _ in 0..arrived {
                 self.empty(at, target, now);
                 step.had_event = true;
             }
@@ -141,7 +154,7 @@ impl CoalescedGroup {
             while card.filling.pop_front_if(|due| *due <= now).is_some() {
                 card.filled += 1;
             }
-            while card.filled > 0 {
+            while card.filled > 0 && card.written.len() < self.plan.posted {
                 card.filled -= 1;
                 let bytes = self.plan.wire() as usize;
                 card.written.push(card.peer.write_pages(
@@ -260,6 +273,7 @@ impl SlotCard {
             filling: VecDeque::new(),
             filled: 0,
             written: Vec::new(),
+            asked: Vec::new(),
             responses: VecDeque::new(),
             emptied: 0,
         })

@@ -488,6 +488,7 @@ impl Engine {
     fn add_link(&mut self, peer: Arc<PeerState>) {
         let link = &peer.links[self.handle.group];
         let index = link.index;
+        let is_whole = link.is_whole;
         let send_slots: Vec<_> = link.rails.iter().map(|rail| rail.as_ref().map(|rail| rail.slot)).collect();
         let receive_slots: Vec<_> =
             link.receiving.iter().map(|(rail, paired)| (*rail, paired.slot)).collect();
@@ -509,11 +510,10 @@ impl Engine {
         (0..self.rails.len()).for_each(|rail| peer.context.endpoint_changed(self.handle.group, rail));
         let mut state = LinkState::new(peer, send_slots, receive_slots, renew_after);
         state.set_weights(self.handle.group, self.speeds.iter().copied());
-        // Messages do not go over the rail that both sides expect, if its device was lost before, here or at the peer.
-        state.announces = state.send_slots.iter().any(Option::is_none);
-        let announces = state.announces;
+        // If a device was lost before, here or at the peer, messages may not go over the rail that both sides expect.
+        state.announces = !is_whole;
         self.links[index as usize] = Some(state);
-        if announces {
+        if !is_whole {
             self.update_message_rail(index);
         }
         self.break_paths_of_lost_rails(index);

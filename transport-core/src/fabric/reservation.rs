@@ -227,6 +227,7 @@ impl Reservation {
             index: u32::MAX,
             domain: Arc::clone(&self.domains[group.rails.start]),
             rails: group.rails.clone().map(|_| None).collect(),
+            is_whole: self.slots.iter().all(|slot| slot.slot.is_some()),
             receiving: Vec::new(),
             refused: self.refused.clone(),
             credit: Arc::clone(&self.credit),
@@ -250,10 +251,10 @@ impl Reservation {
                 capacity: PairedRail::full_capacity(weights[slot.rail]),
             };
             let rail = slot.rail - group.rails.start;
-            if pairing.sends(pair) {
-                link.rails[rail] = Some(paired);
-            } else {
-                link.receiving.push((rail, paired));
+            // The first pair whose devices work: without losses, the one for which `Pairing::sends` is true.
+            match &mut link.rails[rail] {
+                sends @ None => *sends = Some(paired),
+                Some(_) => link.receiving.push((rail, paired)),
             }
         }
         link.index = group.engine.allocate_link();

@@ -26,6 +26,8 @@ pub struct Link {
     /// The rail pair that each rail of the engine sends over. `None` if its device was lost before the two sides
     /// connected, here or at the peer.
     pub rails: Vec<Option<PairedRail>>,
+    /// Whether all devices worked, here and at the peer, when the two sides connected.
+    pub is_whole: bool,
     /// The rail pairs over which only the peer sends, because it has more rails than this side; each with the index of
     /// the engine's rail.
     pub receiving: Vec<(usize, PairedRail)>,
