@@ -49,7 +49,7 @@ const CASES: &[Case] = &[
         measured: batches,
         copies: bare_batches,
         per_round: PAGES as u64,
-        limit: 80,
+        limit: 65,
     },
     Case {
         name: "page of 1024 x 64 KiB over 4 null rails",
@@ -57,7 +57,7 @@ const CASES: &[Case] = &[
         measured: null_batches,
         copies: bare_pages,
         per_round: NULL_PAGES as u64,
-        limit: 49,
+        limit: 36,
     },
     Case {
         name: "lone 8 B write with imm, and an imm that comes, null",
@@ -73,7 +73,7 @@ const CASES: &[Case] = &[
         measured: prepared_lists,
         copies: bare_lists,
         per_round: ENTRIES as u64,
-        limit: 60,
+        limit: 45,
     },
     Case {
         name: "entry of a list selected by index, 4096 x 4 KiB over 64 regions, null",
@@ -81,7 +81,7 @@ const CASES: &[Case] = &[
         measured: selected_lists,
         copies: bare_lists,
         per_round: ENTRIES as u64,
-        limit: 330,
+        limit: 310,
     },
     Case {
         name: "notification of 8 bytes, until it is taken",
