@@ -17,10 +17,8 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use libfabric_sys as sys;
-use multirail_spi::copy::CopyStrategy;
 use multirail_spi::{
-    Completions, Error, ErrorKind, Event, FenceKind, PeerSlot, Piece, Result, Status, Time, WorkKind,
-    WorkRequest,
+    Completions, Error, ErrorKind, Event, FenceKind, PeerSlot, Piece, Result, Status, Time, WorkRequest,
 };
 
 use crate::context::Posted;
@@ -166,18 +164,7 @@ impl EfaEndpoint {
             if kind != FenceKind::DeviceLost || destination.endpoint != retiring.endpoint.number {
                 continue;
             }
-            let run = WorkRequest {
-                id: LAST_REQUEST_IDS + u64::from(peer.0),
-                peer,
-                kind: WorkKind::Write,
-                local: std::ptr::null_mut(),
-                lkey: 0,
-                len: 0,
-                remote: 0,
-                rkey: 0,
-                imm: None,
-                strategy: CopyStrategy::Plain,
-            };
+            let run = WorkRequest::warm_up(LAST_REQUEST_IDS + u64::from(peer.0), peer);
             let piece = Piece { local: run.local, remote: 0, len: 0 };
             // SAFETY: a request without bytes touches only the backend's own memory (`PostConfig::empty_source`).
             let (posted, _) =
@@ -234,7 +221,7 @@ impl EfaEndpoint {
             // may have requests to the fenced peer for up to [`EFA_GRACE`], unless their last request has failed.
             false => {
                 let failed = retiring.last_requests.iter().filter(|last| last.has_failed);
-                // What was posted behind it, the card may still have.
+                // The card may still have what was posted behind the last request.
                 let left =
                     |last: &LastRequest| last.posted.min(self.outstanding[last.peer.0 as usize]) as usize;
                 let never_end = failed.map(left).sum();

@@ -119,23 +119,12 @@ impl PostedChains {
 
 #[cfg(test)]
 mod tests {
-    use multirail_spi::{PeerSlot, WorkKind, copy::CopyStrategy};
+    use multirail_spi::PeerSlot;
 
     use super::*;
 
     fn push(posted: &mut PostedChains, id: u64, count: usize) {
-        let run = WorkRequest {
-            id,
-            peer: PeerSlot(0),
-            kind: WorkKind::Write,
-            local: std::ptr::null_mut(),
-            lkey: 0,
-            len: 0,
-            remote: 0,
-            rkey: 0,
-            imm: None,
-            strategy: CopyStrategy::Plain,
-        };
+        let run = WorkRequest::warm_up(id, PeerSlot(0));
         let piece = |at: usize| Piece { local: std::ptr::null_mut(), remote: at as u64, len: 1 };
         posted.push(&run, 0, &(0..count).map(piece).collect::<Vec<_>>());
     }

@@ -16,7 +16,6 @@ use super::peer::PeerState;
 use super::rail::{FIRST_MESSAGE_RAIL, Run};
 use super::trace::{TraceEvent, peer_number};
 use super::{Engine, Rail, Submission, Work};
-use crate::copy::CopyStrategy;
 use crate::memory::revoked;
 use crate::op::OpId;
 use crate::plan::{RailRange, Shape, split};
@@ -255,18 +254,7 @@ impl Engine {
         let this = &mut self.rails[rail];
         this.batch.clear();
         this.batch_runs.clear();
-        this.batch.push(WorkRequest {
-            id,
-            peer: slot,
-            kind: WorkKind::Write,
-            local: std::ptr::null_mut(),
-            lkey: 0,
-            len: 0,
-            remote: 0,
-            rkey: 0,
-            imm: None,
-            strategy: CopyStrategy::Plain,
-        });
+        this.batch.push(WorkRequest::warm_up(id, slot));
         let posted = self.post_batch(rail);
         self.rails[rail].probes += posted.accepted;
         (posted.accepted == 1).then_some(id)

@@ -58,6 +58,22 @@ impl WorkRequest {
     /// instruction per request.)
     pub const COALESCE: u64 = 1 << 61;
 
+    /// A write of no bytes without an imm: a warm-up, which delivers nothing.
+    pub fn warm_up(id: u64, peer: PeerSlot) -> Self {
+        Self {
+            id,
+            peer,
+            kind: WorkKind::Write,
+            local: std::ptr::null_mut(),
+            lkey: 0,
+            len: 0,
+            remote: 0,
+            rkey: 0,
+            imm: None,
+            strategy: CopyStrategy::Plain,
+        }
+    }
+
     /// Whether the bytes may share a large work request.
     #[inline]
     pub fn coalesces(&self) -> bool {

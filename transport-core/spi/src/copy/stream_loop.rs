@@ -54,7 +54,7 @@ impl fmt::Display for StreamLoop {
 pub enum LoopOrigin {
     /// The environment variable `MULTIRAIL_STREAM_LOOP`.
     Setting,
-    /// What is known of this processor's kind.
+    /// The table of loops by processor.
     Processor,
     /// The first copies of this process: the loop was clearly faster than the known one.
     Measured,
@@ -79,7 +79,7 @@ impl fmt::Display for LoopOrigin {
 pub struct StreamChoice {
     /// The loop that copies take now.
     pub stream_loop: StreamLoop,
-    /// Where it comes from.
+    /// The origin of that loop.
     pub origin: LoopOrigin,
     /// Whether no later copy changes it.
     pub is_final: bool,
