@@ -225,8 +225,8 @@ mr_status mr_fabric_metadata(mr_fabric fabric, void *buf, size_t len, size_t *ne
  * the time. `timeout_ns` 0 does not wait. [waits] */
 mr_status mr_fabric_accept(mr_fabric fabric, uint64_t timeout_ns, mr_peer *peer);
 
-/* A handle of the peer with this number (of mr_fabric_next_notification or mr_outcome), if it has connected to this
- * fabric through its listener. MR_ERROR_NOT_FOUND if there is none, or if it is gone. [brief] */
+/* A handle of the peer with this number (of mr_fabric_next_notification or mr_outcome), whichever side connected and
+ * whether or not mr_fabric_accept has returned it. MR_ERROR_NOT_FOUND if there is none, or if it is gone. [brief] */
 mr_status mr_fabric_peer(mr_fabric fabric, uint64_t id, mr_peer *peer);
 
 /* The number of this opening: other openings have other numbers. [fast] */

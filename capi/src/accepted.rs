@@ -1,6 +1,6 @@
 //! The peers that have connected to a fabric.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -28,8 +28,6 @@ struct Peers {
 struct State {
     /// The peers that the program has not taken, in the order in which they came.
     waiting: VecDeque<Peer>,
-    /// All peers, by their numbers.
-    by_id: HashMap<u64, Peer>,
     /// Whether the listener has ended.
     has_ended: bool,
 }
@@ -72,11 +70,6 @@ impl Accepted {
         }
     }
 
-    /// The peer with this number, if it is connected.
-    pub fn find(&self, id: u64) -> Option<Peer> {
-        self.peers.lock().by_id.get(&id).filter(|peer| peer.is_alive()).cloned()
-    }
-
     /// Waits for the end of the thread, after the fabric was closed.
     pub fn join(&self) {
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -95,9 +88,7 @@ impl Peers {
     fn add(&self, peer: Peer) {
         let mut state = self.lock();
         // Peers that come and go must not add up, whether or not the program takes them.
-        state.by_id.retain(|_, known| known.is_alive());
         state.waiting.retain(Peer::is_alive);
-        state.by_id.insert(peer.id().number(), peer.clone());
         state.waiting.push_back(peer);
         drop(state);
         self.changed.notify_one();

@@ -127,8 +127,10 @@ entry_points! {
 
     fn mr_fabric_peer(fabric: mr_fabric, id: u64, peer: Out<mr_peer>) {
         peer.check("peer")?;
-        let found = FABRICS.find(fabric)?.accepted()?.find(id);
-        let why = || format!("no peer with number {id} is connected through the listener");
+        let found = multirail::PeerId::from_number(id);
+        let fabric = FABRICS.find(fabric)?;
+        let found = found.and_then(|found| fabric.fabric.peer(found));
+        let why = || format!("no peer with number {id} is connected");
         peer.set(PEERS.insert(found.ok_or_else(|| Failure::new(MR_ERROR_NOT_FOUND, why()))?)?);
         Ok(MR_OK)
     }

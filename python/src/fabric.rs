@@ -4,7 +4,9 @@ use std::future::Future;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use multirail::{BackendChoice, Error, Fabric as CoreFabric, Listener as CoreListener, TlsBootstrap, Token};
+use multirail::{
+    BackendChoice, Error, ErrorKind, Fabric as CoreFabric, Listener as CoreListener, TlsBootstrap, Token,
+};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
@@ -215,6 +217,19 @@ impl Fabric {
     fn recv_pool(&self, py: Python<'_>, count: usize, size: usize) -> PyResult<RecvPool> {
         let fabric = self.get()?;
         py.detach(|| fabric.recv_pool(count, size)).into_python().map(RecvPool::new)
+    }
+
+    /// The peer with this number, the `peer` of a notification, a message or an error, while it is connected. It does not
+    /// matter which side connected, or whether a listener has returned the peer. `NotFound` if there is none.
+    fn peer(&self, number: u64) -> PyResult<Peer> {
+        let found = multirail::PeerId::from_number(number);
+        let found = match found {
+            Some(found) => self.get()?.peer(found),
+            None => None,
+        };
+        let missing =
+            || Error::new(ErrorKind::NotFound, "peer", format!("no peer with number {number} is connected"));
+        found.map(Peer::new).ok_or_else(missing).into_python()
     }
 
     /// The notifications that peers deliver to this fabric. It must have been opened with `notifications`.

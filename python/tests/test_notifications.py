@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import time
 
 import pytest
 from conftest import LIMIT, Pair, connected, pattern
@@ -21,6 +22,20 @@ def test_an_imm_arrives_after_the_bytes(pair: Pair) -> None:
         assert dst.read_bytes() == pattern(1 << 20, round_)
         operation.wait(LIMIT)
     assert counter.count == 20
+
+
+def test_a_notification_leads_to_its_peer(pair: Pair) -> None:
+    pair.ab.notify(b"hello").wait(LIMIT)
+    arrived = pair.b.notifications().next().wait(LIMIT)
+    assert pair.b.peer(arrived.peer).id == pair.ba.id == arrived.peer
+    for fabric, number in ((pair.a, arrived.peer), (pair.b, pair.ab.id), (pair.b, 0), (pair.b, 2**64 - 1)):
+        with pytest.raises(multirail.NotFound, match="no peer with number"):
+            fabric.peer(number)
+    pair.ab.disconnect()
+    until = time.monotonic() + LIMIT
+    with pytest.raises(multirail.NotFound):
+        while time.monotonic() < until:
+            pair.b.peer(arrived.peer)
 
 
 def test_imms_are_counted_and_taken(pair: Pair) -> None:

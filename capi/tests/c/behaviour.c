@@ -447,7 +447,7 @@ static void connections(void) {
     HOLDS(found == PAGE);
     OK(mr_fabric_unpublish(target, "cache"));
 
-    /* The target's side of the same connection. */
+    /* The target's side of the same connection: the notification may be there before mr_fabric_accept has the peer. */
     OK(mr_notify(peer, "hello", 5, 0, NULL));
     OK(mr_fabric_next_notification(target, 10 * SECONDS, address, sizeof address, &length, &peer_id));
     OK(mr_fabric_peer(target, peer_id, &accepted));
@@ -457,6 +457,11 @@ static void connections(void) {
     OK(mr_peer_id(accepted, &found));
     HOLDS(found == peer_id);
     GIVES(MR_ERROR_NOT_FOUND, mr_fabric_peer(target, peer_id + 1000, &itself));
+    GIVES(MR_ERROR_NOT_FOUND, mr_fabric_peer(target, 0, &itself));
+    OK(mr_peer_id(peer, &found));
+    GIVES(MR_ERROR_NOT_FOUND, mr_fabric_peer(target, found, &itself));
+    OK(mr_fabric_peer(fabric, found, &itself));
+    OK(mr_peer_release(itself));
 
     /* A peer that nobody takes ends with its operation. */
     OK(mr_fabric_address(target, address, sizeof address, NULL));

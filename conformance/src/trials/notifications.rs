@@ -66,7 +66,9 @@ fn any_length(context: &TrialContext) -> TestResult {
                 format!("{} of {len} bytes", taken.bytes.len()),
             )?;
             ensure_eq("the sender", taken.peer, sender)?;
+            ensure_eq("its handle", target.peer(taken.peer).map(|found| found.id()), Some(sender))?;
         }
+        ensure_eq("a peer of the other fabric", target.peer(peer.id()).map(|found| found.id()), None)?;
         for (len, op) in ops {
             ensure_eq("the outcome", pair.sim.done(op)?.bytes, len as u64)?;
         }

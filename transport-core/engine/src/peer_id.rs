@@ -15,6 +15,12 @@ impl PeerId {
         Self(NonZeroU64::new(PEERS.fetch_add(1, Ordering::Relaxed)).unwrap_or(NonZeroU64::MAX))
     }
 
+    /// The peer with this number; `None` for zero, which no peer has.
+    #[doc(hidden)]
+    pub fn from_number(number: u64) -> Option<Self> {
+        NonZeroU64::new(number).map(Self)
+    }
+
     /// The number by itself, for dumps and traces.
     #[doc(hidden)]
     #[inline]

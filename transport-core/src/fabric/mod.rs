@@ -37,7 +37,8 @@ use crate::notifications::{NotificationInbox, Notifier, Outbox};
 use crate::pool::RecvPool;
 use crate::spi::Flushes;
 use crate::{
-    Access, Drain, Error, ErrorKind, HostBuffer, Memory, Notifications, Op, Peer, Region, Result, Time,
+    Access, Drain, Error, ErrorKind, HostBuffer, Memory, Notifications, Op, Peer, PeerId, Region, Result,
+    Time,
 };
 
 /// The rails to register memory on.
@@ -246,6 +247,12 @@ impl Fabric {
         let engines: Vec<_> =
             self.0.data_transports().map(|transport| Arc::clone(transport.first_engine())).collect();
         RecvPool::new(self, &engines, count, size)
+    }
+
+    /// The peer with this id, while it is connected: for the [`PeerId`] of a [`Notification`](crate::Notification), a
+    /// message or an error. It does not matter which side connected, or whether a [`Listener`] has returned the peer.
+    pub fn peer(&self, id: PeerId) -> Option<Peer> {
+        lock(&self.0.peers).get(&id).filter(|peer| peer.is_alive()).cloned()
     }
 
     /// The notifications that peers deliver by [`Peer::notify`] and [`WriteOptions::notify`](crate::WriteOptions::notify).
