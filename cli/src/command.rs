@@ -15,7 +15,7 @@ use crate::dump::Dumps;
 use crate::failure::CommandFailure;
 use crate::{
     bench, completions, device, doctor, explain, info, manual, nixl, output, program, send, serve, simulate,
-    topo, trace,
+    top, topo, trace,
 };
 
 /// Moves memory and files between processes and machines.
@@ -67,6 +67,9 @@ enum Command {
     Simulate(simulate::SimulateArguments),
     /// Look at the rails of a running process, and take devices out of service and back
     Device(device::DeviceArguments),
+    /// Watch a running process: its rails, peers, operations and stalls
+    #[command(after_help = top::EXIT, after_long_help = format!("{}\n\n{}\n\n{}", device::SOCKET, top::KEYS, top::EXIT))]
+    Top(top::TopArguments),
     /// Print a recording made with --dump, or convert it for a trace viewer
     #[command(after_help = EXIT)]
     Trace(trace::TraceArguments),
@@ -91,7 +94,9 @@ impl Command {
             Self::Topo(_) => (true, false, false, true),
             Self::Simulate(_) => (false, false, false, true),
             Self::Nixl(_) | Self::Device(_) => (false, false, false, true),
-            Self::Trace(_) | Self::Completions(_) | Self::Man(_) => (false, false, false, false),
+            Self::Top(_) | Self::Trace(_) | Self::Completions(_) | Self::Man(_) => {
+                (false, false, false, false)
+            }
         };
         let given = [
             (backend, common.backend.is_some(), "--backend"),
@@ -142,6 +147,7 @@ fn run_arguments(mut arguments: Arguments) -> u8 {
         Command::Send(send) => send::run(common, send),
         Command::Simulate(simulate) => simulate::run(common, simulate),
         Command::Device(device) => device::run(common, &device),
+        Command::Top(top) => top::run(&top),
         Command::Trace(trace) => trace::run(&trace),
         Command::Nixl(nixl) => nixl::run(common, &nixl),
         Command::Completions(completions) => completions::run(Arguments::command(), &completions),
