@@ -7,14 +7,15 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use tracing_subscriber::filter::LevelFilter;
 
 use crate::common::Common;
 use crate::dump::Dumps;
 use crate::failure::CommandFailure;
 use crate::{
-    bench, device, doctor, explain, info, nixl, output, program, send, serve, simulate, topo, trace,
+    bench, completions, device, doctor, explain, info, manual, nixl, output, program, send, serve, simulate,
+    top, topo, trace,
 };
 
 /// Moves memory and files between processes and machines.
@@ -66,12 +67,21 @@ enum Command {
     Simulate(simulate::SimulateArguments),
     /// Look at the rails of a running process, and take devices out of service and back
     Device(device::DeviceArguments),
+    /// Watch a running process: its rails, peers, operations and stalls
+    #[command(after_help = top::EXIT, after_long_help = format!("{}\n\n{}\n\n{}", device::SOCKET, top::KEYS, top::EXIT))]
+    Top(top::TopArguments),
     /// Print a recording made with --dump, or convert it for a trace viewer
     #[command(after_help = EXIT)]
     Trace(trace::TraceArguments),
     /// Add the plug-in MULTIRAIL to NIXL in a Python environment, or remove it
     #[command(after_help = EXIT)]
     Nixl(nixl::NixlArguments),
+    /// Print the script by which a shell completes the words of this command
+    #[command(after_help = EXIT, after_long_help = format!("{}\n\n{EXIT}", completions::PLACES))]
+    Completions(completions::CompletionArguments),
+    /// Print the manual page, or write those of all commands into a folder
+    #[command(after_help = EXIT)]
+    Man(manual::ManualArguments),
 }
 
 impl Command {
@@ -84,7 +94,9 @@ impl Command {
             Self::Topo(_) => (true, false, false, true),
             Self::Simulate(_) => (false, false, false, true),
             Self::Nixl(_) | Self::Device(_) => (false, false, false, true),
-            Self::Trace(_) => (false, false, false, false),
+            Self::Top(_) | Self::Trace(_) | Self::Completions(_) | Self::Man(_) => {
+                (false, false, false, false)
+            }
         };
         let given = [
             (backend, common.backend.is_some(), "--backend"),
@@ -135,8 +147,11 @@ fn run_arguments(mut arguments: Arguments) -> u8 {
         Command::Send(send) => send::run(common, send),
         Command::Simulate(simulate) => simulate::run(common, simulate),
         Command::Device(device) => device::run(common, &device),
+        Command::Top(top) => top::run(&top),
         Command::Trace(trace) => trace::run(&trace),
         Command::Nixl(nixl) => nixl::run(common, &nixl),
+        Command::Completions(completions) => completions::run(Arguments::command(), &completions),
+        Command::Man(manual) => manual::run(Arguments::command(), &manual),
     };
     match done {
         Ok(()) | Err(CommandFailure::ClosedPipe) => 0,
@@ -159,8 +174,6 @@ fn log_to_stderr(verbosity: u8) {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
-
     use super::*;
 
     #[test]

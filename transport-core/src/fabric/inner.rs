@@ -191,7 +191,7 @@ impl FabricInner {
         let spawner = self.control_thread("open")?.spawner();
         let (file, listener) = SocketFile::listen(path)?;
         *lock(&self.admin_socket) = Some(file);
-        spawner.spawn(AdminService::new(Arc::downgrade(self)).serve(spawner.clone(), listener));
+        spawner.spawn(AdminService::new(Arc::downgrade(self), spawner.clone()).serve(listener));
         Ok(())
     }
 
