@@ -77,7 +77,8 @@ impl AdminClient {
             Ok(AdminResponse::Error { error, .. }) => Err(CommandFailure::new(printable(&error))),
             Ok(answer) => Ok(answer),
             Err(error) => Err(CommandFailure::new(format!(
-                "the answer of the process is unknown: {error}; use the same version on both sides"
+                "the answer of the process is unknown: {}; use the same version on both sides",
+                printable(&error.to_string())
             ))),
         }
     }

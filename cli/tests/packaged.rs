@@ -81,7 +81,7 @@ fn shells_accept_the_scripts() {
     for shell in ["bash", "zsh", "fish"] {
         let file = folder.path().join(shell);
         std::fs::write(&file, run(&["completions", shell]).1).expect("a file");
-        match std::process::Command::new(shell).arg("-n").arg(&file).output() {
+        match std::process::Command::new(shell).arg("-n").arg(&file).env("LC_ALL", "C").output() {
             Ok(output) => assert!(output.status.success() && output.stderr.is_empty(), "{output:?}"),
             Err(error) => println!("skipped: {shell}: {error}"),
         }

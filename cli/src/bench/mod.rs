@@ -318,8 +318,8 @@ fn in_process(common: &Common, measured: &MeasureOptions) -> CommandResult {
     measured.apply_settings();
     let loads = measured.loads()?;
     let ((here, failure), there) = (measured.open(common)?, common.open()?);
-    let report = report(common, measured, &loads, &[&here, &there])?;
     let (peer, origin) = here.connect_local(&there)?;
+    let report = report(common, measured, &loads, &[&here, &there])?;
     let ours = origin.clone();
     let target = std::thread::spawn(move || server::serve_one(&there, &ours, |_| Ok(())));
     let client = Client::connect(&here, &peer, failure);

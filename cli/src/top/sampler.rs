@@ -1,6 +1,6 @@
 //! Takes samples of a process in a thread of its own, so that keys work while the process does not answer.
 
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel, sync_channel};
 use std::time::Duration;
 
 use super::{AdminClient, CommandFailure, CommandResult, Sample};
@@ -15,7 +15,8 @@ pub struct Sampler {
 impl Sampler {
     /// Starts the thread.
     pub fn start(mut client: AdminClient, interval: Duration) -> CommandResult<Self> {
-        let (sender, samples) = channel();
+        // A view that does not draw, because its terminal is stalled, asks the process for no further sample.
+        let (sender, samples) = sync_channel(1);
         let (running, stopped) = channel::<()>();
         let body = move || {
             while stopped.recv_timeout(interval) == Err(RecvTimeoutError::Timeout) {

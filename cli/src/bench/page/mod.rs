@@ -94,7 +94,7 @@ impl Content<'_> {
     }
 
     fn summary(&self, html: &mut String, values: &[Value]) {
-        let words: Vec<_> = std::env::args().collect();
+        let words: Vec<_> = std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect();
         let host = gethostname();
         add(html, &format!("<h1>multirail bench on {}</h1>\n", escaped(&host)));
         add(
