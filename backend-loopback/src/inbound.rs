@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-use multirail_spi::{Result, Time};
+use multirail_spi::{PeerSlot, Result, Time};
 
 use crate::offer::OfferToken;
 use crate::other_process::OfferedSocket;
@@ -102,10 +102,12 @@ impl Inbound {
         &self.layout().leases[..self.leases.load(Ordering::Relaxed)]
     }
 
-    /// The files for a peer in another process: the segment, and the handle that wakes this domain's endpoint.
-    pub(crate) fn files(&self) -> Option<[std::os::fd::BorrowedFd<'_>; 2]> {
+    /// The files for a peer in another process: the segment, the handle that wakes this domain's endpoint, and the
+    /// domain's ready set.
+    pub(crate) fn files(&self) -> Option<[std::os::fd::BorrowedFd<'_>; 3]> {
         use std::os::fd::AsFd;
-        Some([self.segment.file()?, self.wakeup.pipe().ok()?.handle().as_fd()])
+        let wakeup = self.wakeup.pipe().ok()?.handle().as_fd();
+        Some([self.segment.file()?, wakeup, self.wakeup.shared_ready().ok()?.file()?])
     }
 
     /// The staging buffer, if the peer has asked for it.
@@ -121,6 +123,16 @@ impl Inbound {
         }
         let buffer = Segment::create()?;
         Ok(self.staging_buffer.get_or_init(|| buffer))
+    }
+
+    /// Tells the peer its slot. Nobody has the offer yet.
+    pub(crate) fn set_slot(&self, slot: PeerSlot) {
+        self.layout().flags.slot.store(slot.0, Ordering::Release);
+    }
+
+    /// Tells this domain's endpoint that the peer has written into its armed ring.
+    pub(crate) fn mark_ready(&self) {
+        self.wakeup.mark_ready(self.layout().flags.slot.load(Ordering::Relaxed));
     }
 
     /// Wakes this domain's endpoint.

@@ -1,13 +1,13 @@
 //! The server thread of a domain: sends files to peers in other processes, and notices when those processes die.
 
+use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use multirail_spi::{Error, ErrorKind, HostSharing, Memory, MemoryKind, Result, StagingPolicy, WakeupPipe};
-use rustix::event::{PollFd, PollFlags, Timespec};
+use multirail_spi::{Error, ErrorKind, HostSharing, Memory, MemoryKind, PeerSlot, Result, StagingPolicy, WakeupPipe};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 
@@ -20,12 +20,19 @@ use crate::other_process::process::{self, PeerProcess};
 use crate::other_process::protocol::{self, RefusalReason, ServerReply, ServerRequest};
 #[cfg(target_os = "linux")]
 use crate::other_process::ptrace_permission;
-use crate::other_process::{ListeningSocket, OfferedSocket, PacketSocket, ServerSocket, gpu_memory};
+use crate::other_process::{ListeningSocket, OfferedSocket, PacketSocket, ServerSocket, WaitSet, gpu_memory};
 use crate::outbound::{Outbound, PeerLocation};
 use crate::segment::{Segment, mapping};
 
-/// Connections at once. At this number, connections that have not shown a token are dropped.
-const MAX_CONNECTIONS: usize = 1024;
+/// Connections at once that have not shown a token. At this number they are dropped.
+const MAX_STRANGERS: usize = 1024;
+
+/// The numbers under which the thread waits for its wakeup, its listener, and the process of the target in a slot.
+/// Smaller ones than [`TARGET`] are those of connections.
+const WAKEUP: u64 = 0;
+const LISTENER: u64 = 1;
+const FIRST_CONNECTION: u64 = 2;
+const TARGET: u64 = 1 << 63;
 
 /// Connections accepted per round, so that a process that connects in a loop cannot keep the thread from its other
 /// work or from its end. poll(2) reports the connections that are left.
@@ -42,7 +49,16 @@ pub(super) struct DomainServer {
     listening: Arc<ListeningSocket>,
     wakeup: Arc<WakeupPipe>,
     stop: Arc<AtomicBool>,
+    changes: Arc<Mutex<Vec<PeerChange>>>,
     thread: Option<JoinHandle<()>>,
+}
+
+/// What the thread must know of the peers.
+enum PeerChange {
+    /// This side has connected to a target. The thread watches the target's process.
+    Connected(Arc<Outbound>),
+    /// This side has disconnected the peer.
+    Left(PeerSlot),
 }
 
 impl DomainServer {
@@ -52,18 +68,28 @@ impl DomainServer {
         let wakeup = Arc::new(WakeupPipe::new()?);
         let listening = Arc::new(ListeningSocket::new(sharing, wakeup.clone())?);
         let stop = Arc::new(AtomicBool::new(false));
+        let changes = Arc::new(Mutex::default());
+        let wait_error = |e| Error::os("prepare", "waiting for peer processes; raise the limit of open files (ulimit -n)", e);
+        let mut waits = WaitSet::new().map_err(wait_error)?;
+        waits.add(wakeup.as_fd(), WAKEUP).map_err(wait_error)?;
         let mut server = ServerLoop {
             state: state.clone(),
             wakeup: wakeup.clone(),
             stop: stop.clone(),
             sharing,
             listening: listening.clone(),
-            connections: Vec::new(),
+            changes: Arc::clone(&changes),
+            waits,
+            listens_at: None,
+            next_connection: FIRST_CONNECTION,
+            connections: HashMap::new(),
+            strangers: 0,
+            targets: HashMap::new(),
         };
         let thread = std::thread::Builder::new().name("multirail-lo".into()).spawn(move || server.run());
         let thread =
             thread.map_err(|e| Error::os("prepare", "starting a thread; raise the limit (ulimit -u)", e))?;
-        Ok(Self { listening, wakeup, stop, thread: Some(thread) })
+        Ok(Self { listening, wakeup, stop, changes, thread: Some(thread) })
     }
 
     /// Listens for the initiator of one offer more.
@@ -71,8 +97,18 @@ impl DomainServer {
         self.listening.offer()
     }
 
-    /// Makes the thread read the peer table again. The thread watches the processes of the peers in it.
-    pub(super) fn update_watched_peers(&self) {
+    /// This side has connected to a target. The thread watches for the death of the target's process.
+    pub(super) fn watch(&self, outbound: Arc<Outbound>) {
+        self.change(PeerChange::Connected(outbound));
+    }
+
+    /// This side has disconnected a peer.
+    pub(super) fn forget(&self, peer: PeerSlot) {
+        self.change(PeerChange::Left(peer));
+    }
+
+    fn change(&self, change: PeerChange) {
+        self.changes.lock().unwrap_or_else(PoisonError::into_inner).push(change);
         self.wakeup.handle().wake();
     }
 }
@@ -97,7 +133,18 @@ struct ServerLoop {
     stop: Arc<AtomicBool>,
     sharing: HostSharing,
     listening: Arc<ListeningSocket>,
-    connections: Vec<ClientConnection>,
+    changes: Arc<Mutex<Vec<PeerChange>>>,
+    /// The descriptors that the thread waits for, by number.
+    waits: WaitSet,
+    /// The name of the socket in `waits`.
+    listens_at: Option<String>,
+    /// The number of the next connection.
+    next_connection: u64,
+    connections: HashMap<u64, ClientConnection>,
+    /// Connections that have not shown a token.
+    strangers: usize,
+    /// Connections to targets in other processes.
+    targets: HashMap<u64, Arc<Outbound>>,
 }
 
 /// A connection to an initiator in another process.
@@ -113,48 +160,97 @@ struct ClientConnection {
 
 impl ServerLoop {
     fn run(&mut self) {
+        let mut ready = Vec::new();
         while !self.stop.load(Ordering::Acquire) {
-            let targets = self.targets();
+            self.apply_changes();
             let listener = self.listening.current();
-            let connections = self.connections.len();
-            let mut fds: Vec<BorrowedFd<'_>> = Vec::with_capacity(connections + 1 + targets.len());
-            fds.extend(self.connections.iter().map(|connection| connection.socket.as_fd()));
-            fds.extend(listener.iter().map(|listener| listener.as_fd()));
-            fds.extend(
-                targets.iter().filter_map(|outbound| process_of(outbound)).filter_map(PeerProcess::end),
-            );
-            self.wakeup.sleep(&fds, None);
-            self.wakeup.clear();
-            let ready = ready(&fds);
-            drop(fds);
-            for outbound in
-                targets.iter().filter(|outbound| process_of(outbound).is_some_and(|p| !p.is_alive()))
-            {
-                outbound.close();
-                self.state.wakeup.wake();
-            }
-            let mut at = 0;
-            let state = &self.state;
-            let stop = &self.stop;
-            self.connections.retain_mut(|connection| {
-                at += 1;
-                !connection.is_closed()
-                    && (!ready[at - 1] || stop.load(Ordering::Acquire) || connection.serve(state))
-            });
-            if let Some(listener) = listener.filter(|_| ready[connections]) {
-                self.accept(&listener);
+            self.listen(listener.as_deref());
+            self.waits.wait(&mut ready);
+            for number in ready.drain(..) {
+                match number {
+                    WAKEUP => _ = self.wakeup.clear(),
+                    LISTENER => listener.iter().for_each(|listener| self.accept(listener)),
+                    number if number & TARGET != 0 => self.end_target(number),
+                    number => self.serve(number),
+                }
+                if self.stop.load(Ordering::Acquire) {
+                    return;
+                }
             }
         }
     }
 
-    /// The live peers in other processes. The thread watches for their deaths.
-    fn targets(&self) -> Vec<Arc<Outbound>> {
-        let peers = self.state.peers.all().into_iter();
-        let live = peers.filter(|(_, peer)| !peer.leaving).filter_map(|(_, peer)| peer.outbound);
-        live.filter(|outbound| {
-            outbound.is_alive() && matches!(outbound.location, PeerLocation::OtherProcess(_))
-        })
-        .collect()
+    /// Watches the processes of the peers that have connected, and forgets the peers that have left.
+    fn apply_changes(&mut self) {
+        let changes = std::mem::take(&mut *self.changes.lock().unwrap_or_else(PoisonError::into_inner));
+        for change in changes {
+            match change {
+                PeerChange::Connected(outbound) => self.watch(outbound),
+                PeerChange::Left(slot) => {
+                    self.forget_target(target_number(slot));
+                    let waits = &mut self.waits;
+                    let strangers = &mut self.strangers;
+                    let closed = self.connections.extract_if(|_, connection| connection.is_closed());
+                    closed.for_each(|(_, connection)| connection.leave(waits, strangers));
+                }
+            }
+        }
+    }
+
+    /// Watches for the death of a target's process.
+    fn watch(&mut self, outbound: Arc<Outbound>) {
+        let Some(end) = process_of(&outbound).and_then(PeerProcess::end) else { return };
+        let number = target_number(outbound.peer);
+        if let Err(error) = self.waits.add(end, number) {
+            tracing::warn!(%error, "loopback: the process of a peer cannot be watched; free memory");
+        }
+        self.targets.insert(number, outbound);
+    }
+
+    /// The process of a target has ended.
+    fn end_target(&mut self, number: u64) {
+        if let Some(outbound) = self.targets.get(&number) {
+            outbound.close();
+            self.state.wakeup.wake();
+        }
+        self.forget_target(number);
+    }
+
+    fn forget_target(&mut self, number: u64) {
+        if let Some(outbound) = self.targets.remove(&number)
+            && let Some(end) = process_of(&outbound).and_then(PeerProcess::end)
+        {
+            self.waits.remove(end);
+        }
+    }
+
+    /// Waits for initiators at `listener`, the socket that is open now.
+    fn listen(&mut self, listener: Option<&ServerSocket>) {
+        if self.listens_at.as_deref() == listener.map(ServerSocket::name) {
+            return;
+        }
+        // The earlier socket is closed.
+        self.waits.remove_closed(LISTENER);
+        self.listens_at = None;
+        if let Some(listener) = listener {
+            match self.waits.add(listener.as_fd(), LISTENER) {
+                Ok(()) => self.listens_at = Some(listener.name().into()),
+                Err(error) => tracing::warn!(%error, "loopback: cannot wait for peer processes; free memory"),
+            }
+        }
+    }
+
+    /// Answers the requests of a connection.
+    fn serve(&mut self, number: u64) {
+        let Some(connection) = self.connections.get_mut(&number) else { return };
+        let was_admitted = connection.inbound.is_some();
+        let goes_on = !connection.is_closed() && connection.serve(&self.state);
+        if !was_admitted && connection.inbound.is_some() {
+            self.strangers -= 1;
+        }
+        if !goes_on && let Some(connection) = self.connections.remove(&number) {
+            connection.leave(&mut self.waits, &mut self.strangers);
+        }
     }
 
     fn accept(&mut self, listener: &ServerSocket) {
@@ -171,30 +267,35 @@ impl ServerLoop {
                     // the thread must pause. Connections that have not shown a token give their descriptors
                     // back.
                     tracing::warn!(%error, "loopback: cannot accept a peer process; raise the limit of open files (ulimit -n)");
-                    self.connections.retain(|connection| connection.inbound.is_some());
+                    self.drop_strangers();
                     return std::thread::sleep(ACCEPT_PAUSE);
                 }
             };
-            if self.connections.len() >= MAX_CONNECTIONS {
-                self.connections.retain(|connection| connection.inbound.is_some());
+            if self.strangers >= MAX_STRANGERS {
+                self.drop_strangers();
             }
             match PeerProcess::behind(&socket, self.sharing) {
-                Ok(process) if self.connections.len() < MAX_CONNECTIONS => {
-                    self.connections.push(ClientConnection {
-                        socket,
-                        process: Some(process),
-                        inbound: None,
-                        under_way: None,
-                    });
-                }
-                Ok(_) => {
-                    tracing::warn!(
-                        "loopback: {MAX_CONNECTIONS} peer processes are connected, which is the limit; one more was refused"
-                    )
+                Ok(process) => {
+                    let number = self.next_connection;
+                    if let Err(error) = self.waits.add(socket.as_fd(), number) {
+                        tracing::warn!(%error, "loopback: a peer process was refused; free memory");
+                        continue;
+                    }
+                    self.next_connection += 1;
+                    self.strangers += 1;
+                    let connection =
+                        ClientConnection { socket, process: Some(process), inbound: None, under_way: None };
+                    self.connections.insert(number, connection);
                 }
                 Err(error) => tracing::warn!(%error, "loopback: a process that connected was refused"),
             }
         }
+    }
+
+    /// Ends the connections that have not shown a token.
+    fn drop_strangers(&mut self) {
+        let strangers = self.connections.extract_if(|_, connection| connection.inbound.is_none());
+        strangers.for_each(|(_, connection)| connection.leave(&mut self.waits, &mut self.strangers));
     }
 }
 
@@ -333,6 +434,12 @@ impl ClientConnection {
     fn is_closed(&self) -> bool {
         self.inbound.as_ref().is_some_and(|inbound| inbound.is_closed())
     }
+
+    /// Ends the connection, which is no longer among those of the thread.
+    fn leave(self, waits: &mut WaitSet, strangers: &mut usize) {
+        *strangers -= usize::from(self.inbound.is_none());
+        waits.remove(self.socket.as_fd());
+    }
 }
 
 impl Drop for ClientConnection {
@@ -354,10 +461,7 @@ fn process_of(outbound: &Outbound) -> Option<&PeerProcess> {
     }
 }
 
-/// Returns true for each descriptor that is readable or closed.
-fn ready(fds: &[BorrowedFd<'_>]) -> Vec<bool> {
-    let mut fds: Vec<_> = fds.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
-    let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
-    let _ = rustix::event::poll(&mut fds, Some(&at_once));
-    fds.iter().map(|fd| !fd.revents().is_empty()).collect()
+/// The number under which the thread waits for the process of the target in that slot.
+fn target_number(slot: PeerSlot) -> u64 {
+    TARGET | u64::from(slot.0)
 }

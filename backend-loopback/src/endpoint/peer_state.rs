@@ -24,34 +24,22 @@ pub(super) struct PeerState {
     pub(super) inbound: Arc<Inbound>,
     pub(super) outbound: Option<Arc<Outbound>>,
     pub(super) leaving: bool,
+    /// Whether [`WatchedPeers`](super::watched_peers::WatchedPeers) has this peer.
+    pub(super) is_watched: bool,
+    /// Whether something came from the peer since the last look for silent peers.
+    pub(super) has_written: bool,
     /// The kind of a request for which the peer's message ring had no room.
     pub(super) blocked: Option<WorkKind>,
     slot: PeerSlot,
     receiver: RingReceiver,
 }
 
-/// Takes events from the message rings of all peers, in rotation. `last` is the peer at which the rotation stopped.
-#[inline]
-pub(super) fn receive_from_all(
-    peers: &mut [Option<PeerState>],
-    last: &mut usize,
-    receives: &mut VecDeque<ReceiveRequest>,
-    regions: &Regions,
-    into: &mut Completions,
-) {
-    let mut silent = 0;
-    while silent < peers.len() && into.spare() > 0 {
-        *last = if *last + 1 < peers.len() { *last + 1 } else { 0 };
-        let received = peers[*last].as_mut().is_some_and(|peer| peer.receive(receives, regions, into));
-        silent = if received { 0 } else { silent + 1 };
-    }
-}
-
 impl PeerState {
     /// Takes the receiving end of the message ring. Returns `None` if another endpoint has it.
     pub(super) fn new(slot: PeerSlot, inbound: Arc<Inbound>) -> Option<Self> {
         let receiver = inbound.take_receiver()?;
-        Some(Self { inbound, outbound: None, leaving: false, blocked: None, slot, receiver })
+        let (is_watched, has_written, leaving) = (false, false, false);
+        Some(Self { inbound, outbound: None, leaving, is_watched, has_written, blocked: None, slot, receiver })
     }
 
     /// Returns the receiving end for the next endpoint.
@@ -72,7 +60,7 @@ impl PeerState {
     }
 
     /// Takes events that have arrived, up to [`EVENTS_PER_PEER`] imms. Returns true if there was an event.
-    fn receive(
+    pub(super) fn receive(
         &mut self,
         receives: &mut VecDeque<ReceiveRequest>,
         regions: &Regions,
@@ -103,7 +91,9 @@ impl PeerState {
             self.inbound.close();
             self.outbound.iter().for_each(|outbound| outbound.close());
         }
-        into.spare() < before
+        let has_received = into.spare() < before;
+        self.has_written |= has_received;
+        has_received
     }
 
     /// Serves slots of the peer's staging buffer. Does so only once the connection to the peer is complete, so that
@@ -182,6 +172,15 @@ impl PeerState {
             let Some(event) = self.next_message(receives, regions) else { break };
             push(event);
         }
+    }
+
+    /// Arms the ring of a silent peer. Returns false if the endpoint must go on to look at it.
+    pub(super) fn may_be_left(&mut self) -> bool {
+        let may_be_left = self.blocked.is_none() && self.receiver.next_message().is_none() && self.arm(false);
+        if !may_be_left {
+            self.disarm();
+        }
+        may_be_left
     }
 
     /// Asks the peer for a wakeup at its next entry, and when a full message ring has room again. Returns false if

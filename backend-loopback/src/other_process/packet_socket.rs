@@ -16,7 +16,7 @@ use serde::de::DeserializeOwned;
 use super::protocol::parse;
 
 /// Files in one packet, at most.
-const MAX_FILES: usize = 3;
+const MAX_FILES: usize = 4;
 /// Bytes of a packet, at most.
 const MAX_PACKET: usize = 192;
 /// Bytes of the length before each packet of a stream, little endian.

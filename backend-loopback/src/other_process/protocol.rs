@@ -11,13 +11,13 @@ use super::ptrace_permission::PtraceHints;
 use crate::offer::OfferToken;
 
 /// The version of the protocol. The first packet carries it.
-pub(crate) const VERSION: u16 = 5;
+pub(crate) const VERSION: u16 = 6;
 
 /// The requests of an initiator to the target's server.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum ServerRequest {
-    /// Asks for admission. The reply is [`ServerReply::Welcome`] with the files of the segment and the wakeup handle,
-    /// and on the portable path with one end of the liveness socket.
+    /// Asks for admission. The reply is [`ServerReply::Welcome`] with the files of the segment, the wakeup handle and
+    /// the ready set, and on the portable path with one end of the liveness socket.
     Hello { version: u16, token: OfferToken },
     /// Asks for the region of a key. The reply has the same `number`.
     Region { number: u64, key: u64 },

@@ -26,12 +26,14 @@ pub(crate) struct ConnectionLayout {
 /// Flags by which each side asks the other to wake it.
 #[repr(C)]
 pub(crate) struct ConnectionFlags {
-    /// The target's endpoint sleeps and wants to be woken by the next entry.
+    /// The target's endpoint does not look at this ring, or sleeps, and wants to be told of the next entry.
     pub(crate) armed: AtomicU32,
     /// The initiator found the message ring full and wants to be woken when there is room.
     pub(crate) sender_blocked: AtomicU32,
     /// The target has closed the connection.
     pub(crate) closed: AtomicU32,
+    /// The target's slot for the initiator, which marks it in the target's ready set.
+    pub(crate) slot: AtomicU32,
 }
 
 // SAFETY: the payloads are only reached through raw pointers, by `copy`.
@@ -58,7 +60,7 @@ impl ConnectionLayout {
         self.cells[..tail.min(RING_ENTRIES)].iter().for_each(Cell::reset);
         self.leases[..leases].iter().for_each(Lease::reset);
         self.payloads_in_use.store(0, Ordering::Relaxed);
-        for flag in [&self.flags.armed, &self.flags.sender_blocked, &self.flags.closed] {
+        for flag in [&self.flags.armed, &self.flags.sender_blocked, &self.flags.closed, &self.flags.slot] {
             flag.store(0, Ordering::Relaxed);
         }
     }

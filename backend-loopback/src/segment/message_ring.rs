@@ -94,7 +94,7 @@ pub(crate) unsafe fn send_message(
     sent
 }
 
-/// Calls `wake` if the target sleeps. The fence pairs with the one in [`RingReceiver::arm`]: either this side sees
+/// Calls `wake` if the target does not look at the ring, or sleeps. The fence pairs with the one in [`RingReceiver::arm`]: either this side sees
 /// that the target is armed, or the target sees the entry (or the slot of a staging buffer).
 #[inline]
 pub(crate) fn wake_if_armed(layout: &ConnectionLayout, wake: impl FnOnce()) {
@@ -176,7 +176,7 @@ impl RingReceiver {
         self.broken
     }
 
-    /// Asks the peer for a wakeup at its next entry. Returns false if there is an entry already.
+    /// Asks the peer to tell of its next entry. Returns false if there is an entry already.
     pub(crate) fn arm(&mut self, layout: &ConnectionLayout) -> bool {
         layout.flags.armed.store(1, Ordering::Relaxed);
         fence(Ordering::SeqCst);

@@ -2,12 +2,13 @@
 //!
 //! [`ConnectionLayout`] is in the segment of every connection: a [`message_ring`] (a [`ring`] of entries, and message
 //! payloads) and a [`lease_table`]. [`SharedStagingBuffer`](staging_buffer::SharedStagingBuffer) is in a second
-//! segment, of connections that stage. [`mapping`] checks the files behind segments and regions before they are mapped.
+//! segment, of connections that stage. Each domain has a [`ready_set`]. [`mapping`] checks the files behind segments and regions before they are mapped.
 
 mod layout;
 pub(crate) mod lease_table;
 pub(crate) mod mapping;
 pub(crate) mod message_ring;
+pub(crate) mod ready_set;
 mod ring;
 pub(crate) mod staging_buffer;
 
