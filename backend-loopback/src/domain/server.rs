@@ -351,9 +351,12 @@ impl ClientConnection {
         }
         let _ = inbound.initiator.set(process);
         let was_sent = inbound.files().is_some_and(|files| {
-            let files: Vec<_> = files.into_iter().chain(self.under_way.as_ref().map(AsFd::as_fd)).collect();
+            let files: Vec<_> = files.all().into_iter().chain(self.under_way.as_ref().map(AsFd::as_fd)).collect();
             self.reply(&ServerReply::Welcome, &files)
         });
+        if was_sent {
+            inbound.close_file();
+        }
         self.inbound = Some(inbound);
         was_sent
     }
@@ -377,6 +380,16 @@ impl ClientConnection {
                 return self.reply(&ServerReply::Refused { number, why }, &[]);
             }
         };
+        let opened = self.inbound.as_ref().map(|inbound| state.regions.open(inbound, key));
+        if let Some(Err(error)) = opened {
+            let why = if error.kind() == ErrorKind::Exhausted {
+                tracing::warn!(%error, "loopback: a region could not be shared with a peer process");
+                RefusalReason::Memory
+            } else {
+                RefusalReason::Revoked
+            };
+            return self.reply(&ServerReply::Refused { number, why }, &[]);
+        }
         let (len, access) = (found.memory.len() as u64, found.access.bits());
         if let MemoryKind::Cuda { .. } = found.memory.kind() {
             return self.describe_gpu_region(number, &*found.memory, access);
@@ -418,6 +431,7 @@ impl ClientConnection {
             if state.staging == StagingPolicy::Never { None } else { inbound.open_staging_buffer().ok() };
         match buffer.and_then(Segment::file) {
             Some(file) => {
+                let file = file.as_fd();
                 tracing::info!(
                     "loopback: requests of a peer process are staged: they go through shared memory and this worker"
                 );

@@ -1,10 +1,13 @@
 //! The bytes of the segment that a target makes for each peer.
 
 use std::cell::UnsafeCell;
+use std::ops::Deref;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crossbeam_utils::CachePadded;
 
+#[cfg(doc)]
+use super::commit_pages;
 use super::SegmentContent;
 use super::lease_table::{Lease, REGION_SLOTS};
 use super::message_ring::{self, MAX_MESSAGE, PAYLOADS, RING_ENTRIES};
@@ -12,15 +15,42 @@ use super::ring::Cell;
 
 /// A message ring and a lease table. Every field is atomic or raw, since the other side may write any byte at any
 /// time. Zeroed memory is the initial state.
+///
+/// Only the head has memory from the beginning, so that a silent peer costs little. Each side commits the rest before
+/// its own first access to it (see [`commit_pages`]): cells and payloads as messages come, leases as regions are
+/// imported.
 #[repr(C)]
 pub(crate) struct ConnectionLayout {
     pub(crate) flags: CachePadded<ConnectionFlags>,
-    pub(crate) tail: CachePadded<AtomicU64>,
+    pub(crate) sender: CachePadded<SenderState>,
     /// Message payloads in use, one bit each. The initiator sets the bits, the target clears them.
     pub(crate) payloads_in_use: CachePadded<AtomicU32>,
     pub(crate) cells: [Cell<AtomicU64>; RING_ENTRIES],
-    pub(crate) leases: [Lease; REGION_SLOTS],
+    pub(crate) leases: LeaseTable,
     pub(crate) payloads: [UnsafeCell<[u8; MAX_MESSAGE]>; PAYLOADS],
+}
+
+/// What the initiator alone changes.
+#[repr(C)]
+pub(crate) struct SenderState {
+    /// The position of the next entry.
+    pub(crate) tail: AtomicU64,
+    /// Cells beyond the head that the initiator has committed.
+    pub(crate) more_cells: AtomicU64,
+    /// Payloads that the initiator has committed, one bit each.
+    pub(crate) payloads: AtomicU32,
+}
+
+/// The leases, from the beginning of a page on.
+#[repr(C, align(4096))]
+pub(crate) struct LeaseTable([Lease; REGION_SLOTS]);
+
+impl Deref for LeaseTable {
+    type Target = [Lease; REGION_SLOTS];
+
+    fn deref(&self) -> &Self::Target {
+        &self.0
+    }
 }
 
 /// Flags by which each side asks the other to wake it.
@@ -43,22 +73,28 @@ unsafe impl Send for ConnectionLayout {}
 
 // SAFETY: atomics and raw payloads.
 unsafe impl SegmentContent for ConnectionLayout {
-    const HEAD: usize = std::mem::offset_of!(ConnectionLayout, leases);
+    const HEAD: usize = 4096;
 }
 
 impl ConnectionLayout {
     /// Returns true if payloads may have been written: if an entry is a message, or if entries were overwritten.
     pub(super) fn has_messages(&self) -> bool {
-        let tail = self.tail.load(Ordering::Acquire) as usize;
+        let tail = self.sender.tail.load(Ordering::Acquire) as usize;
         tail > RING_ENTRIES || self.cells[..tail].iter().any(message_ring::is_message)
     }
 
-    /// Zeroes the parts that were used: the entries, the first `leases` leases and the flags. No other thread may use
-    /// the layout any more.
-    pub(super) fn reset(&self, leases: usize) {
-        let tail = self.tail.swap(0, Ordering::Relaxed) as usize;
+    /// Notes that all of the segment has memory.
+    pub(super) fn mark_committed(&self) {
+        self.sender.more_cells.store(RING_ENTRIES as u64, Ordering::Relaxed);
+        self.sender.payloads.store(u32::MAX, Ordering::Relaxed);
+    }
+
+    /// Zeroes the parts that were used: the entries, `leases` and the flags. No other thread may use the layout any
+    /// more.
+    pub(super) fn reset<'a>(&'a self, leases: impl Iterator<Item = &'a Lease>) {
+        let tail = self.sender.tail.swap(0, Ordering::Relaxed) as usize;
         self.cells[..tail.min(RING_ENTRIES)].iter().for_each(Cell::reset);
-        self.leases[..leases].iter().for_each(Lease::reset);
+        leases.for_each(Lease::reset);
         self.payloads_in_use.store(0, Ordering::Relaxed);
         for flag in [&self.flags.armed, &self.flags.sender_blocked, &self.flags.closed, &self.flags.slot] {
             flag.store(0, Ordering::Relaxed);

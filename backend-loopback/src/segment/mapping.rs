@@ -23,19 +23,21 @@ use std::os::fd::BorrowedFd;
 use multirail_spi::{Error, ErrorKind, Mapping, Result};
 
 #[cfg(target_os = "linux")]
-pub(crate) use linux::commit;
+pub(crate) use linux::{can_commit_mapped, commit, commit_mapped};
 #[cfg(target_os = "linux")]
 use linux::{has_fixed_size, has_memory, is_in_memory};
 #[cfg(not(target_os = "linux"))]
-pub(crate) use macos::commit;
+pub(crate) use macos::{can_commit_mapped, commit, commit_mapped};
 #[cfg(not(target_os = "linux"))]
 use macos::{has_fixed_size, has_memory, is_in_memory};
 
-/// Maps a peer's `file`, which must hold exactly `len` bytes in memory, and which nobody can resize.
+/// Maps a peer's `file`, which must hold exactly `len` bytes, and which nobody can resize. It must have memory for
+/// `committed` bytes: the caller commits the others before it accesses them.
 pub(crate) fn map(
     operation: &'static str,
     file: BorrowedFd<'_>,
     len: usize,
+    committed: usize,
     writable: bool,
 ) -> Result<Mapping> {
     let refused = |why: &str| {
@@ -53,7 +55,7 @@ pub(crate) fn map(
     if !has_fixed_size(file, len) {
         return Err(refused("has another size than the peer said, or is not sealed"));
     }
-    if !has_memory(file, len) {
+    if !has_memory(file, committed) {
         return Err(refused("has holes, and the system may have no memory for them"));
     }
     Mapping::of_file(file, len, writable).map_err(|e| {
@@ -79,9 +81,9 @@ mod tests {
     fn only_sealed_files_of_the_right_size_are_mapped() {
         let buffer = HostBuffer::new(5000).unwrap();
         let file = buffer.shared_file().unwrap();
-        assert!(map("test", file, 4999, true).is_err());
-        assert!(map("test", file, 8192, true).is_err());
-        let mapping = map("test", file, 5000, true).unwrap();
+        assert!(map("test", file, 4999, 4999, true).is_err());
+        assert!(map("test", file, 8192, 8192, true).is_err());
+        let mapping = map("test", file, 5000, 5000, true).unwrap();
         // SAFETY: in bounds of two mappings of one file; nothing else uses them.
         unsafe {
             mapping.start().as_ptr().add(4999).write(7);
@@ -89,17 +91,17 @@ mod tests {
         }
         let open = rustix::fs::memfd_create("open", MemfdFlags::ALLOW_SEALING).unwrap();
         rustix::fs::ftruncate(&open, 5000).unwrap();
-        assert_eq!(map("test", open.as_fd(), 5000, true).err().unwrap().kind(), ErrorKind::Protocol);
+        assert_eq!(map("test", open.as_fd(), 5000, 5000, true).err().unwrap().kind(), ErrorKind::Protocol);
     }
 
     #[test]
     fn a_file_with_holes_is_mapped_once_it_has_memory() {
         let buffer = HostBuffer::sparse(1 << 20).unwrap();
         let file = buffer.shared_file().unwrap();
-        let error = map("test", file, 1 << 20, true).err().unwrap();
+        let error = map("test", file, 1 << 20, 1 << 20, true).err().unwrap();
         assert!(error.kind() == ErrorKind::Protocol && error.context().contains("holes"), "{error}");
         commit("test", file, 1 << 20).unwrap();
-        map("test", file, 1 << 20, true).unwrap();
+        map("test", file, 1 << 20, 1 << 20, true).unwrap();
     }
 
     /// Maps the file of a hostile peer, in a process of its own, since `SIGBUS` may end the process.
@@ -110,7 +112,7 @@ mod tests {
             return;
         }
         let file = huge_file("a peer's");
-        match map("test", file.as_fd(), HUGE, true) {
+        match map("test", file.as_fd(), HUGE, HUGE, true) {
             Err(error) => println!("\n@{:?}: {error}", error.kind()),
             Ok(mapping) => {
                 // The peer takes the page and gives it back to the pool, which frees the reservation of this process.

@@ -11,7 +11,7 @@ use multirail_spi::{
     copy::{copy, finish, strategy},
 };
 
-use super::ConnectionLayout;
+use super::{ConnectionLayout, SegmentContent, commit_pages};
 use super::ring::{Cell, Ring, RingEntry};
 
 /// Entries of the ring.
@@ -29,14 +29,56 @@ pub(super) fn is_message(cell: &Cell<AtomicU64>) -> bool {
     cell.last()[0] & IS_MESSAGE != 0
 }
 
+/// Cells that have memory from the beginning.
+const FIRST_CELLS: u64 = {
+    let bytes = ConnectionLayout::HEAD - std::mem::offset_of!(ConnectionLayout, cells);
+    (bytes / size_of::<Cell<AtomicU64>>()) as u64
+};
+
 fn ring(layout: &ConnectionLayout) -> Ring<'_, AtomicU64, RING_ENTRIES> {
-    Ring::new(&layout.tail, &layout.cells)
+    Ring::new(&layout.sender.tail, &layout.cells)
+}
+
+/// Appends an entry. Returns false if the ring is full.
+#[inline]
+fn push(layout: &ConnectionLayout, entry: RingEntry) -> bool {
+    ring(layout).push(entry, |position| is_committed(layout, position) || commit_cells(layout, position))
+}
+
+/// Returns true if the initiator has committed the cell of that position.
+#[inline]
+fn is_committed(layout: &ConnectionLayout, position: u64) -> bool {
+    position < layout.sender.more_cells.load(Ordering::Relaxed).saturating_add(FIRST_CELLS)
+}
+
+/// Commits the cells up to that position, and some more. Returns false if there is no memory.
+#[cold]
+fn commit_cells(layout: &ConnectionLayout, position: u64) -> bool {
+    let Some(end) = commit_cells_after(layout, position) else { return false };
+    layout.sender.more_cells.fetch_max(end - FIRST_CELLS, Ordering::Relaxed);
+    true
+}
+
+/// Commits the cells up to that position, and some more. Returns the position of the first cell that is not committed,
+/// or `None` if there is no memory. Called a few times per connection.
+#[cold]
+fn commit_cells_after(layout: &ConnectionLayout, position: u64) -> Option<u64> {
+    let end = (position.saturating_add(1)).saturating_mul(2).min(RING_ENTRIES as u64).max(FIRST_CELLS);
+    commit_pages(&layout.cells[..end as usize]).ok()?;
+    // From its second lap on, the ring has all its memory.
+    Some(if end == RING_ENTRIES as u64 { u64::MAX } else { end })
+}
+
+/// Commits a payload. Returns false if there is no memory.
+#[cold]
+fn commit_payload(layout: &ConnectionLayout, payload: u32) -> bool {
+    commit_pages(std::slice::from_ref(&layout.payloads[payload as usize])).is_ok()
 }
 
 /// Sends immediate data. Returns false if the ring is full. Calls `wake` if the target sleeps.
 #[inline]
 pub(crate) fn send_imm(layout: &ConnectionLayout, imm: u32, wake: impl FnOnce()) -> bool {
-    let sent = ring(layout).push([HAS_IMM | u64::from(imm), 0]);
+    let sent = push(layout, [HAS_IMM | u64::from(imm), 0]);
     if sent {
         wake_if_armed(layout, wake);
     }
@@ -46,7 +88,8 @@ pub(crate) fn send_imm(layout: &ConnectionLayout, imm: u32, wake: impl FnOnce())
 /// Returns true if there is room for an imm now.
 #[inline]
 pub(crate) fn has_room(layout: &ConnectionLayout) -> bool {
-    ring(layout).has_room()
+    // A cell that is not committed was never used.
+    !is_committed(layout, layout.sender.tail.load(Ordering::Relaxed)) || ring(layout).has_room()
 }
 
 /// Returns true if there is room for a request of that kind now.
@@ -80,12 +123,19 @@ pub(crate) unsafe fn send_message(
         return false;
     };
     let payload = (!in_use).trailing_zeros();
+    if layout.sender.payloads.load(Ordering::Relaxed) & (1 << payload) == 0 {
+        if !commit_payload(layout, payload) {
+            layout.payloads_in_use.fetch_and(!(1 << payload), Ordering::Release);
+            return false;
+        }
+        layout.sender.payloads.fetch_or(1 << payload, Ordering::Relaxed);
+    }
     let strategy = strategy(len as u64, Locality::Auto);
     // SAFETY: the payload is `MAX_MESSAGE` bytes of the mapped segment; `from` by the caller.
     unsafe { copy(strategy, layout.payloads[payload as usize].get().cast(), from, len) };
     finish(strategy);
     let imm = imm.map_or(0, |imm| HAS_IMM | u64::from(imm));
-    let sent = ring(layout).push([IS_MESSAGE | imm, u64::from(payload) << 32 | len as u64]);
+    let sent = push(layout, [IS_MESSAGE | imm, u64::from(payload) << 32 | len as u64]);
     if sent {
         wake_if_armed(layout, wake);
     } else {
@@ -113,9 +163,13 @@ pub(crate) struct WaitingMessage {
 }
 
 /// The state of the receiving side. It is never in shared memory.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct RingReceiver {
     head: u64,
+    /// The position of the first cell that this side has not committed.
+    committed: u64,
+    /// The payloads that this side has committed, one bit each.
+    committed_payloads: u32,
     /// The payloads of the messages in `waiting`, one bit each.
     payloads: u32,
     waiting: VecDeque<WaitingMessage>,
@@ -124,12 +178,28 @@ pub(crate) struct RingReceiver {
     broken: bool,
 }
 
+impl Default for RingReceiver {
+    fn default() -> Self {
+        let (committed, committed_payloads) = (FIRST_CELLS, 0);
+        let (head, payloads, waiting, freed, broken) = (0, 0, VecDeque::new(), false, false);
+        Self { head, committed, committed_payloads, payloads, waiting, freed, broken }
+    }
+}
+
 impl RingReceiver {
+    /// The receiver of a segment that has all its memory, or that no other process maps.
+    pub(crate) fn of_committed() -> Self {
+        Self { committed: u64::MAX, committed_payloads: u32::MAX, ..Self::default() }
+    }
+
     /// Takes the next immediate data. Messages before it are queued.
     #[inline]
     pub(crate) fn next_imm(&mut self, layout: &ConnectionLayout) -> Option<u32> {
         while let Some(entry) = ring(layout).pop(&mut self.head) {
             self.freed = true;
+            if self.head >= self.committed {
+                self.commit_cells(layout);
+            }
             match self.classify(entry) {
                 Some(imm) => return Some(imm),
                 None if self.broken => return None,
@@ -150,6 +220,13 @@ impl RingReceiver {
     /// `len` bytes from `into` are writable, and nothing else accesses them.
     pub(crate) unsafe fn take_message(&mut self, layout: &ConnectionLayout, into: *mut u8, len: usize) {
         let Some(message) = self.waiting.pop_front() else { return };
+        let bit = 1 << message.payload;
+        if self.committed_payloads & bit == 0 {
+            // A sender that keeps to the rules has committed it.
+            self.broken |= !commit_payload(layout, message.payload);
+            self.committed_payloads |= bit;
+        }
+        let len = if self.broken { 0 } else { len };
         let strategy = strategy(len as u64, Locality::Auto);
         // SAFETY: `classify` checked payload and length; `into` by the caller.
         unsafe {
@@ -186,6 +263,15 @@ impl RingReceiver {
     /// Withdraws the request of [`arm`](Self::arm).
     pub(crate) fn disarm(&mut self, layout: &ConnectionLayout) {
         layout.flags.armed.store(0, Ordering::Relaxed);
+    }
+
+    /// Commits the cells that the next entries may be in. The receiver takes nothing more if there is no memory.
+    #[cold]
+    fn commit_cells(&mut self, layout: &ConnectionLayout) {
+        match commit_cells_after(layout, self.head) {
+            Some(committed) => self.committed = committed,
+            None => self.broken = true,
+        }
     }
 
     fn classify(&mut self, [head, body]: RingEntry) -> Option<u32> {

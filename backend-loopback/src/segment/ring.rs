@@ -76,11 +76,15 @@ impl<'a, W: AtomicWord, const N: usize> Ring<'a, W, N> {
         Self { tail, cells }
     }
 
-    /// Appends `entry`. Returns false if the ring is full.
+    /// Appends `entry`. Returns false if the ring is full, or if `may_use` says that the cell of a position has no
+    /// memory.
     #[inline]
-    pub(crate) fn push(&self, entry: RingEntry) -> bool {
+    pub(crate) fn push(&self, entry: RingEntry, may_use: impl Fn(u64) -> bool) -> bool {
         for _ in 0..ATTEMPTS {
             let position = self.tail.load(Ordering::Relaxed);
+            if !may_use(position) {
+                return false;
+            }
             let (cell, free) = self.locate(position);
             let sequence = cell.sequence.load(Ordering::Acquire);
             if sequence == free {

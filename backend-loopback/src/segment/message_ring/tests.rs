@@ -60,14 +60,14 @@ fn an_invalid_entry_breaks_only_its_own_ring() {
     for entry in [[0, 0], [IS_MESSAGE, 32 << 32], [IS_MESSAGE, 65537], [u64::MAX, u64::MAX]] {
         let segment = Segment::create().unwrap();
         let (layout, mut receiver) = (segment.content(), RingReceiver::default());
-        assert!(ring(layout).push(entry));
+        assert!(push(layout, entry));
         assert_eq!(receiver.next_imm(layout), None);
         assert!(receiver.is_broken() && receiver.next_message().is_none());
     }
     let segment = Segment::create().unwrap();
     let mut receiver = RingReceiver::default();
-    assert!(ring(segment.content()).push([IS_MESSAGE, 5]));
-    assert!(ring(segment.content()).push([IS_MESSAGE, 5]));
+    assert!(push(segment.content(), [IS_MESSAGE, 5]));
+    assert!(push(segment.content(), [IS_MESSAGE, 5]));
     assert_eq!(receiver.next_imm(segment.content()), None);
     assert!(receiver.is_broken());
 }
