@@ -250,8 +250,9 @@ fn an_armed_endpoint_is_woken() {
 #[test]
 fn a_blocked_sender_is_woken_when_there_is_room() {
     let (mut a, mut b, to_b, _) = pair();
-    let (source, target) = (a.register(8, Access::LOCAL), b.register(8, Access::LOCAL));
-    let message = WorkRequest { kind: WorkKind::Send, len: 8, ..write(1, to_b, &source, None) };
+    // Too long to lie in their entries: so many payloads are there.
+    let (source, target) = (a.register(64, Access::LOCAL), b.register(64, Access::LOCAL));
+    let message = WorkRequest { kind: WorkKind::Send, len: 64, ..write(1, to_b, &source, None) };
     let batch: Vec<_> = (0..33).map(|id| WorkRequest { id, ..message }).collect();
     assert_eq!(a.post(&batch).accepted, 32);
     a.wait(1);

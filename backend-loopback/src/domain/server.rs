@@ -1,7 +1,7 @@
 //! The server thread of a domain: sends files to peers in other processes, and notices when those processes die.
 
 use std::collections::HashMap;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -27,12 +27,12 @@ use crate::segment::{Segment, mapping};
 /// Connections at once that have not shown a token. At this number they are dropped.
 const MAX_STRANGERS: usize = 1024;
 
-/// The numbers under which the thread waits for its wakeup, its listener, and the process of the target in a slot.
-/// Smaller ones than [`TARGET`] are those of connections.
+/// The numbers under which the thread waits for its wakeup, its listener, and the end of a target's process. Smaller
+/// ones than [`PROCESS`] are those of connections.
 const WAKEUP: u64 = 0;
 const LISTENER: u64 = 1;
 const FIRST_CONNECTION: u64 = 2;
-const TARGET: u64 = 1 << 63;
+const PROCESS: u64 = 1 << 63;
 
 /// Connections accepted per round, so that a process that connects in a loop cannot keep the thread from its other
 /// work or from its end. poll(2) reports the connections that are left.
@@ -85,6 +85,7 @@ impl DomainServer {
             connections: HashMap::new(),
             strangers: 0,
             targets: HashMap::new(),
+            processes: HashMap::new(),
         };
         let thread = std::thread::Builder::new().name("multirail-lo".into()).spawn(move || server.run());
         let thread =
@@ -143,8 +144,10 @@ struct ServerLoop {
     connections: HashMap<u64, ClientConnection>,
     /// Connections that have not shown a token.
     strangers: usize,
-    /// Connections to targets in other processes.
-    targets: HashMap<u64, Arc<Outbound>>,
+    /// Connections to targets in other processes, by the number of the process. The thread waits for each process once.
+    targets: HashMap<u64, Vec<Arc<Outbound>>>,
+    /// The number of the process of the target in each slot.
+    processes: HashMap<PeerSlot, u64>,
 }
 
 /// A connection to an initiator in another process.
@@ -170,7 +173,7 @@ impl ServerLoop {
                 match number {
                     WAKEUP => _ = self.wakeup.clear(),
                     LISTENER => listener.iter().for_each(|listener| self.accept(listener)),
-                    number if number & TARGET != 0 => self.end_target(number),
+                    number if number & PROCESS != 0 => self.end_process(number),
                     number => self.serve(number),
                 }
                 if self.stop.load(Ordering::Acquire) {
@@ -187,7 +190,7 @@ impl ServerLoop {
             match change {
                 PeerChange::Connected(outbound) => self.watch(outbound),
                 PeerChange::Left(slot) => {
-                    self.forget_target(target_number(slot));
+                    self.forget_target(slot);
                     let waits = &mut self.waits;
                     let strangers = &mut self.strangers;
                     let closed = self.connections.extract_if(|_, connection| connection.is_closed());
@@ -200,27 +203,39 @@ impl ServerLoop {
     /// Watches for the death of a target's process.
     fn watch(&mut self, outbound: Arc<Outbound>) {
         let Some(end) = process_of(&outbound).and_then(PeerProcess::end) else { return };
-        let number = target_number(outbound.peer);
-        if let Err(error) = self.waits.add(end, number) {
+        let number = PROCESS | end.as_raw_fd() as u64;
+        let targets = self.targets.entry(number).or_default();
+        if targets.is_empty()
+            && let Err(error) = self.waits.add(end, number)
+        {
             tracing::warn!(%error, "loopback: the process of a peer cannot be watched; free memory");
         }
-        self.targets.insert(number, outbound);
+        self.processes.insert(outbound.peer, number);
+        targets.push(outbound);
     }
 
-    /// The process of a target has ended.
-    fn end_target(&mut self, number: u64) {
-        if let Some(outbound) = self.targets.get(&number) {
-            outbound.close();
-            self.state.wakeup.wake();
-        }
-        self.forget_target(number);
-    }
-
-    fn forget_target(&mut self, number: u64) {
-        if let Some(outbound) = self.targets.remove(&number)
-            && let Some(end) = process_of(&outbound).and_then(PeerProcess::end)
-        {
+    /// A process has ended.
+    fn end_process(&mut self, number: u64) {
+        let Some(targets) = self.targets.remove(&number) else { return };
+        if let Some(end) = targets.first().and_then(|first| process_of(first)).and_then(PeerProcess::end) {
             self.waits.remove(end);
+        }
+        for outbound in targets {
+            self.processes.remove(&outbound.peer);
+            outbound.close();
+        }
+        self.state.wakeup.wake();
+    }
+
+    fn forget_target(&mut self, slot: PeerSlot) {
+        let Some(number) = self.processes.remove(&slot) else { return };
+        let Some(targets) = self.targets.get_mut(&number) else { return };
+        let left: Vec<_> = targets.extract_if(.., |outbound| outbound.peer == slot).collect();
+        if targets.is_empty() {
+            self.targets.remove(&number);
+            if let Some(end) = left.first().and_then(|left| process_of(left)).and_then(PeerProcess::end) {
+                self.waits.remove(end);
+            }
         }
     }
 
@@ -473,9 +488,4 @@ fn process_of(outbound: &Outbound) -> Option<&PeerProcess> {
         PeerLocation::OtherProcess(connection) => Some(&connection.process),
         PeerLocation::ThisProcess { .. } => None,
     }
-}
-
-/// The number under which the thread waits for the process of the target in that slot.
-fn target_number(slot: PeerSlot) -> u64 {
-    TARGET | u64::from(slot.0)
 }

@@ -52,9 +52,11 @@ impl PeerState {
     #[cold]
     pub(super) fn warm_up(&self) {
         touch(self.inbound.layout());
+        message_ring::warm_up(self.inbound.layout());
         self.inbound.staging_buffer().into_iter().for_each(touch);
         if let Some(outbound) = &self.outbound {
             touch(outbound.layout());
+            message_ring::warm_up(outbound.layout());
             outbound.staging_buffer().into_iter().for_each(touch);
         }
     }
@@ -114,11 +116,11 @@ impl PeerState {
 
     /// Takes the next message into the next posted receive. `None` if there is no message, or no receive.
     fn next_message(&mut self, receives: &mut VecDeque<ReceiveRequest>, regions: &Regions) -> Option<Event> {
-        let message = self.receiver.next_message()?;
+        let (message_len, imm) = self.receiver.next_message().map(|message| (message.len, message.imm))?;
         let receive = receives.pop_front()?;
         let layout = self.inbound.layout();
-        let fits = message.len as u64 <= receive.len;
-        let len = if fits { message.len } else { 0 };
+        let fits = message_len as u64 <= receive.len;
+        let len = if fits { message_len } else { 0 };
         let mut taken = if fits { Ok(()) } else { Err(ErrorKind::TooLarge) };
         if receive.lkey & DEVICE_MEMORY != 0 {
             let mut bytes = vec![0; len];
@@ -132,7 +134,7 @@ impl PeerState {
         }
         Some(match taken {
             Ok(()) => {
-                let (id, len, imm) = (receive.id, message.len as u64, message.imm);
+                let (id, len) = (receive.id, message_len as u64);
                 Event::Received { id, peer: self.slot, len, imm }
             }
             Err(kind) => Event::ReceiveFailed { id: receive.id, status: status(kind) },
@@ -145,11 +147,11 @@ impl PeerState {
 
     /// Takes the messages for which no receive is posted.
     pub(super) fn take_unclaimed(&mut self, take: &mut TakeMessage<'_>) {
-        while let Some(message) = self.receiver.next_message() {
-            let mut bytes = vec![0; message.len];
+        while let Some((len, imm)) = self.receiver.next_message().map(|message| (message.len, message.imm)) {
+            let mut bytes = vec![0; len];
             // SAFETY: `bytes` has the length of the message, and is this function's.
             unsafe { self.receiver.take_message(self.inbound.layout(), bytes.as_mut_ptr(), bytes.len()) };
-            take(self.slot, &bytes, message.imm);
+            take(self.slot, &bytes, imm);
         }
         if self.receiver.has_made_room(self.inbound.layout()) {
             self.outbound.iter().for_each(|outbound| outbound.wake());

@@ -10,8 +10,7 @@ use crossbeam_utils::CachePadded;
 use super::commit_pages;
 use super::SegmentContent;
 use super::lease_table::{Lease, REGION_SLOTS};
-use super::message_ring::{self, MAX_MESSAGE, PAYLOADS, RING_ENTRIES};
-use super::ring::Cell;
+use super::message_ring::{self, MAX_MESSAGE, PAYLOADS, RING_ENTRIES, RingCell};
 
 /// A message ring and a lease table. Every field is atomic or raw, since the other side may write any byte at any
 /// time. Zeroed memory is the initial state.
@@ -25,9 +24,17 @@ pub(crate) struct ConnectionLayout {
     pub(crate) sender: CachePadded<SenderState>,
     /// Message payloads in use, one bit each. The initiator sets the bits, the target clears them.
     pub(crate) payloads_in_use: CachePadded<AtomicU32>,
-    pub(crate) cells: [Cell<AtomicU64>; RING_ENTRIES],
+    pub(crate) receiver: CachePadded<ReceiverState>,
+    pub(crate) cells: [RingCell; RING_ENTRIES],
     pub(crate) leases: LeaseTable,
     pub(crate) payloads: [UnsafeCell<[u8; MAX_MESSAGE]>; PAYLOADS],
+}
+
+/// What the target alone changes.
+#[repr(C)]
+pub(crate) struct ReceiverState {
+    /// Inline messages that the target has taken. The initiator reads this only if it knows of no room.
+    pub(crate) inline_taken: AtomicU64,
 }
 
 /// What the initiator alone changes.
@@ -39,6 +46,10 @@ pub(crate) struct SenderState {
     pub(crate) more_cells: AtomicU64,
     /// Payloads that the initiator has committed, one bit each.
     pub(crate) payloads: AtomicU32,
+    /// Inline messages that the initiator has sent.
+    pub(crate) inline_sent: AtomicU64,
+    /// Inline messages that the target had taken when the initiator looked last.
+    pub(crate) inline_seen: AtomicU64,
 }
 
 /// The leases, from the beginning of a page on.
@@ -93,9 +104,12 @@ impl ConnectionLayout {
     /// more.
     pub(super) fn reset<'a>(&'a self, leases: impl Iterator<Item = &'a Lease>) {
         let tail = self.sender.tail.swap(0, Ordering::Relaxed) as usize;
-        self.cells[..tail.min(RING_ENTRIES)].iter().for_each(Cell::reset);
+        self.cells[..tail.min(RING_ENTRIES)].iter().for_each(RingCell::reset);
         leases.for_each(Lease::reset);
         self.payloads_in_use.store(0, Ordering::Relaxed);
+        for count in [&self.sender.inline_sent, &self.sender.inline_seen, &self.receiver.inline_taken] {
+            count.store(0, Ordering::Relaxed);
+        }
         for flag in [&self.flags.armed, &self.flags.sender_blocked, &self.flags.closed, &self.flags.slot] {
             flag.store(0, Ordering::Relaxed);
         }

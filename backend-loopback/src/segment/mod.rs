@@ -232,7 +232,7 @@ mod tests {
             }
             for _ in 0..messages {
                 // SAFETY: the bytes are a local array's.
-                assert!(unsafe { message_ring::send_message(layout, [7; 9].as_ptr(), 9, None, || {}) });
+                assert!(unsafe { message_ring::send_message(layout, [7; 99].as_ptr(), 99, None, || {}) });
             }
             layout.leases[..leases].iter().for_each(|lease| lease.open(3));
             segment.recycle(std::slice::from_ref(&(0..leases)));
