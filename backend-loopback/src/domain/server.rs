@@ -7,7 +7,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use multirail_spi::{Error, ErrorKind, HostSharing, Memory, MemoryKind, PeerSlot, Result, StagingPolicy, WakeupPipe};
+use multirail_spi::{
+    Error, ErrorKind, HostSharing, Memory, MemoryKind, PeerSlot, Result, StagingPolicy, WakeupPipe,
+};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 
@@ -69,7 +71,9 @@ impl DomainServer {
         let listening = Arc::new(ListeningSocket::new(sharing, wakeup.clone())?);
         let stop = Arc::new(AtomicBool::new(false));
         let changes = Arc::new(Mutex::default());
-        let wait_error = |e| Error::os("prepare", "waiting for peer processes; raise the limit of open files (ulimit -n)", e);
+        let wait_error = |e| {
+            Error::os("prepare", "waiting for peer processes; raise the limit of open files (ulimit -n)", e)
+        };
         let mut waits = WaitSet::new().map_err(wait_error)?;
         waits.add(wakeup.as_fd(), WAKEUP).map_err(wait_error)?;
         let mut server = ServerLoop {
@@ -366,7 +370,8 @@ impl ClientConnection {
         }
         let _ = inbound.initiator.set(process);
         let was_sent = inbound.files().is_some_and(|files| {
-            let files: Vec<_> = files.all().into_iter().chain(self.under_way.as_ref().map(AsFd::as_fd)).collect();
+            let files: Vec<_> =
+                files.all().into_iter().chain(self.under_way.as_ref().map(AsFd::as_fd)).collect();
             self.reply(&ServerReply::Welcome, &files)
         });
         if was_sent {

@@ -11,7 +11,7 @@ use crate::inbound::Inbound;
 use crate::outbound::Outbound;
 use crate::regions::Regions;
 use crate::segment::lease_table::DEVICE_MEMORY;
-use crate::segment::message_ring::{self, RING_ENTRIES, RingReceiver};
+use crate::segment::message_ring::{self, Arrival, RING_ENTRIES, RingReceiver, WaitingMessage};
 use crate::segment::touch;
 use crate::staging;
 use crate::status::status;
@@ -39,7 +39,16 @@ impl PeerState {
     pub(super) fn new(slot: PeerSlot, inbound: Arc<Inbound>) -> Option<Self> {
         let receiver = inbound.take_receiver()?;
         let (is_watched, has_written, leaving) = (false, false, false);
-        Some(Self { inbound, outbound: None, leaving, is_watched, has_written, blocked: None, slot, receiver })
+        Some(Self {
+            inbound,
+            outbound: None,
+            leaving,
+            is_watched,
+            has_written,
+            blocked: None,
+            slot,
+            receiver,
+        })
     }
 
     /// Returns the receiving end for the next endpoint.
@@ -71,15 +80,25 @@ impl PeerState {
         if self.leaving || self.receiver.is_broken() {
             return false;
         }
-        let layout = self.inbound.layout();
         let before = into.spare();
-        for _ in 0..before.min(EVENTS_PER_PEER) {
-            let Some(imm) = self.receiver.next_imm(layout) else { break };
-            let _ = into.push(Event::Imm { peer: self.slot, imm });
-        }
+        // Receives that were posted meanwhile.
         while into.spare() > 0
             && let Some(event) = self.next_message(receives, regions)
         {
+            let _ = into.push(event);
+        }
+        for _ in 0..into.spare().min(EVENTS_PER_PEER) {
+            let Some(arrival) = self.receiver.next_arrival(self.inbound.layout()) else { break };
+            let event = match arrival {
+                Arrival::Imm(imm) => Event::Imm { peer: self.slot, imm },
+                Arrival::Message(message) => match receives.pop_front() {
+                    Some(receive) => self.deliver(&message, &receive, regions),
+                    None => {
+                        self.receiver.keep(message);
+                        continue;
+                    }
+                },
+            };
             let _ = into.push(event);
         }
         if self.receiver.has_made_room(self.inbound.layout()) {
@@ -116,29 +135,41 @@ impl PeerState {
 
     /// Takes the next message into the next posted receive. `None` if there is no message, or no receive.
     fn next_message(&mut self, receives: &mut VecDeque<ReceiveRequest>, regions: &Regions) -> Option<Event> {
-        let (message_len, imm) = self.receiver.next_message().map(|message| (message.len, message.imm))?;
+        if receives.is_empty() {
+            return None;
+        }
+        let message = self.receiver.pop_message()?;
         let receive = receives.pop_front()?;
+        Some(self.deliver(&message, &receive, regions))
+    }
+
+    /// Takes a message into a receive.
+    fn deliver(&mut self, message: &WaitingMessage, receive: &ReceiveRequest, regions: &Regions) -> Event {
         let layout = self.inbound.layout();
-        let fits = message_len as u64 <= receive.len;
-        let len = if fits { message_len } else { 0 };
+        let fits = message.len as u64 <= receive.len;
+        let len = if fits { message.len } else { 0 };
         let mut taken = if fits { Ok(()) } else { Err(ErrorKind::TooLarge) };
         if receive.lkey & DEVICE_MEMORY != 0 {
             let mut bytes = vec![0; len];
             // SAFETY: `bytes` has `len` bytes, and is this function's.
-            unsafe { self.receiver.take_message(layout, bytes.as_mut_ptr(), len) };
-            taken = taken.and_then(|()| gpu::store_message(regions, &receive, &bytes));
+            unsafe { self.receiver.take_message(layout, message, bytes.as_mut_ptr(), len) };
+            taken = taken.and_then(|()| gpu::store_message(regions, receive, &bytes));
         } else {
             // SAFETY: the receive is posted and not ended: this endpoint may write its span, by the contract of
             // `post_recv`.
-            unsafe { self.receiver.take_message(layout, receive.local, len) };
+            unsafe { self.receiver.take_message(layout, message, receive.local, len) };
         }
-        Some(match taken {
+        if self.receiver.is_broken() {
+            // There was no memory for the payload.
+            taken = taken.and(Err(ErrorKind::Exhausted));
+        }
+        match taken {
             Ok(()) => {
-                let (id, len) = (receive.id, message_len as u64);
+                let (id, len, imm) = (receive.id, message.len as u64, message.imm);
                 Event::Received { id, peer: self.slot, len, imm }
             }
             Err(kind) => Event::ReceiveFailed { id: receive.id, status: status(kind) },
-        })
+        }
     }
 
     pub(super) fn slot(&self) -> PeerSlot {
@@ -147,11 +178,13 @@ impl PeerState {
 
     /// Takes the messages for which no receive is posted.
     pub(super) fn take_unclaimed(&mut self, take: &mut TakeMessage<'_>) {
-        while let Some((len, imm)) = self.receiver.next_message().map(|message| (message.len, message.imm)) {
-            let mut bytes = vec![0; len];
+        while let Some(message) = self.receiver.pop_message() {
+            let mut bytes = vec![0; message.len];
             // SAFETY: `bytes` has the length of the message, and is this function's.
-            unsafe { self.receiver.take_message(self.inbound.layout(), bytes.as_mut_ptr(), bytes.len()) };
-            take(self.slot, &bytes, imm);
+            unsafe {
+                self.receiver.take_message(self.inbound.layout(), &message, bytes.as_mut_ptr(), bytes.len())
+            };
+            take(self.slot, &bytes, message.imm);
         }
         if self.receiver.has_made_room(self.inbound.layout()) {
             self.outbound.iter().for_each(|outbound| outbound.wake());

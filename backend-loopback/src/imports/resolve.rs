@@ -211,7 +211,8 @@ mod other_process {
                 "the peer did not hand over the region's file: the peer breaks the protocol, disconnect it";
             return Err(Error::new(ErrorKind::Protocol, "import", context));
         };
-        let mapping = mapping::map("import", file.as_fd(), size, size, access.contains(Access::REMOTE_WRITE))?;
+        let mapping =
+            mapping::map("import", file.as_fd(), size, size, access.contains(Access::REMOTE_WRITE))?;
         // The owner has page-locked the region, which makes copies of GPUs faster. If this process uses a GPU, it also
         // page-locks the region.
         let lock = if locked { gpu_memory::lock(mapping.start(), size) } else { None };

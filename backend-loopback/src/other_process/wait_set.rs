@@ -89,11 +89,14 @@ mod other {
             // SAFETY: the caller removes a descriptor before it closes it.
             let borrow = |(raw, _): &(RawFd, u64)| unsafe { BorrowedFd::borrow_raw(*raw) };
             let fds: Vec<_> = self.0.iter().map(borrow).collect();
-            let mut polled: Vec<_> = fds.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
+            let mut polled: Vec<_> =
+                fds.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
             // An interrupted poll is an early return: the caller waits again.
             if rustix::event::poll(&mut polled, None).is_ok() {
                 let numbered = self.0.iter().zip(&polled);
-                ready.extend(numbered.filter(|(_, fd)| !fd.revents().is_empty()).map(|((_, number), _)| *number));
+                ready.extend(
+                    numbered.filter(|(_, fd)| !fd.revents().is_empty()).map(|((_, number), _)| *number),
+                );
             }
         }
     }

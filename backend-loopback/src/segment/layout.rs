@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crossbeam_utils::CachePadded;
 
+use super::SegmentContent;
 #[cfg(doc)]
 use super::commit_pages;
-use super::SegmentContent;
 use super::lease_table::{Lease, REGION_SLOTS};
 use super::message_ring::{self, MAX_MESSAGE, PAYLOADS, RING_ENTRIES, RingCell};
 

@@ -274,6 +274,14 @@ impl Default for RingReceiver {
     }
 }
 
+/// What the peer has sent.
+pub(crate) enum Arrival {
+    Imm(u32),
+    /// A message that no other message waits before. [`RingReceiver::take_message`] or
+    /// [`RingReceiver::keep`] follows.
+    Message(WaitingMessage),
+}
+
 impl RingReceiver {
     /// The receiver of a segment that has all its memory, or that no other process maps.
     pub(crate) fn of_committed() -> Self {
@@ -283,18 +291,42 @@ impl RingReceiver {
     /// Takes the next immediate data. Messages before it are queued.
     #[inline]
     pub(crate) fn next_imm(&mut self, layout: &ConnectionLayout) -> Option<u32> {
+        loop {
+            match self.next_arrival(layout)? {
+                Arrival::Imm(imm) => return Some(imm),
+                Arrival::Message(message) => self.waiting.push_back(message),
+            }
+        }
+    }
+
+    /// Takes the next arrival. Messages behind one that waits are queued.
+    #[inline]
+    pub(crate) fn next_arrival(&mut self, layout: &ConnectionLayout) -> Option<Arrival> {
         while let Some(entry) = ring(layout).pop(&mut self.head) {
             self.freed = true;
             if self.head >= self.committed {
                 self.commit_cells(layout);
             }
             match self.classify(entry) {
-                Some(imm) => return Some(imm),
+                Some(Arrival::Message(message)) if !self.waiting.is_empty() => {
+                    self.waiting.push_back(message)
+                }
                 None if self.broken => return None,
                 None => {}
+                arrival => return arrival,
             }
         }
         None
+    }
+
+    /// Keeps a message until there is a receive.
+    pub(crate) fn keep(&mut self, message: WaitingMessage) {
+        self.waiting.push_back(message);
+    }
+
+    /// Takes the message that has waited longest.
+    pub(crate) fn pop_message(&mut self) -> Option<WaitingMessage> {
+        self.waiting.pop_front()
     }
 
     /// The message that has waited longest.
@@ -303,12 +335,17 @@ impl RingReceiver {
         self.waiting.front()
     }
 
-    /// Copies that message to `into` and frees its payload.
+    /// Copies a message, which waits no more, to `into` and frees its payload.
     ///
     /// # Safety
     /// `len` bytes from `into` are writable, and nothing else accesses them.
-    pub(crate) unsafe fn take_message(&mut self, layout: &ConnectionLayout, into: *mut u8, len: usize) {
-        let Some(message) = self.waiting.pop_front() else { return };
+    pub(crate) unsafe fn take_message(
+        &mut self,
+        layout: &ConnectionLayout,
+        message: &WaitingMessage,
+        into: *mut u8,
+        len: usize,
+    ) {
         self.freed = true;
         let payload = match message.bytes {
             MessageBytes::Inline(words) => {
@@ -316,7 +353,9 @@ impl RingReceiver {
                 self.inline_taken += 1;
                 layout.receiver.inline_taken.store(self.inline_taken, Ordering::Relaxed);
                 // SAFETY: `classify` checked the length; `into` by the caller.
-                return unsafe { copy(CopyStrategy::Plain, into, words.as_ptr().cast(), len.min(message.len)) };
+                return unsafe {
+                    copy(CopyStrategy::Plain, into, words.as_ptr().cast(), len.min(message.len))
+                };
             }
             MessageBytes::Payload(payload) => payload,
         };
@@ -329,9 +368,7 @@ impl RingReceiver {
         let len = if self.broken { 0 } else { len };
         let strategy = strategy(len as u64, Locality::Auto);
         // SAFETY: `classify` checked payload and length; `into` by the caller.
-        unsafe {
-            copy(strategy, into, layout.payloads[payload as usize].get().cast(), len.min(message.len))
-        };
+        unsafe { copy(strategy, into, layout.payloads[payload as usize].get().cast(), len.min(message.len)) };
         finish(strategy);
         self.payloads &= !bit;
         layout.payloads_in_use.fetch_and(!bit, Ordering::Release);
@@ -373,11 +410,11 @@ impl RingReceiver {
         }
     }
 
-    fn classify(&mut self, [head, body, inline @ ..]: [u64; ENTRY_WORDS]) -> Option<u32> {
+    fn classify(&mut self, [head, body, inline @ ..]: [u64; ENTRY_WORDS]) -> Option<Arrival> {
         let imm = (head & HAS_IMM != 0).then_some(head as u32);
         if head & IS_MESSAGE == 0 {
             self.broken |= imm.is_none();
-            return imm;
+            return imm.map(Arrival::Imm);
         }
         if head & IS_INLINE != 0 {
             let len = body as usize;
@@ -387,8 +424,7 @@ impl RingReceiver {
                 return None;
             }
             self.inline_waiting += 1;
-            self.waiting.push_back(WaitingMessage { len, imm, bytes: MessageBytes::Inline(inline) });
-            return None;
+            return Some(Arrival::Message(WaitingMessage { len, imm, bytes: MessageBytes::Inline(inline) }));
         }
         let (payload, len) = ((body >> 32) as u32, body as u32 as usize);
         // A peer that named one payload twice could let `waiting` grow without bound.
@@ -397,8 +433,7 @@ impl RingReceiver {
             return None;
         }
         self.payloads |= 1 << payload;
-        self.waiting.push_back(WaitingMessage { len, imm, bytes: MessageBytes::Payload(payload) });
-        None
+        Some(Arrival::Message(WaitingMessage { len, imm, bytes: MessageBytes::Payload(payload) }))
     }
 }
 

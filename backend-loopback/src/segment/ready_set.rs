@@ -129,7 +129,8 @@ mod exhaustive {
     fn write(rings: &Rings, slot: usize) {
         rings.entries[slot].store(1, Ordering::Release);
         fence(Ordering::SeqCst);
-        if rings.armed[slot].load(Ordering::Relaxed) != 0 && rings.armed[slot].swap(0, Ordering::AcqRel) != 0 {
+        if rings.armed[slot].load(Ordering::Relaxed) != 0 && rings.armed[slot].swap(0, Ordering::AcqRel) != 0
+        {
             rings.set.mark(slot as u32);
         }
     }
@@ -148,7 +149,11 @@ mod exhaustive {
             let look = |found: &mut [bool; 2]| {
                 rings.set.take(|slot| {
                     let slot = slot as usize;
-                    assert_eq!(rings.entries[slot].load(Ordering::Relaxed), 1, "marked before it was written");
+                    assert_eq!(
+                        rings.entries[slot].load(Ordering::Relaxed),
+                        1,
+                        "marked before it was written"
+                    );
                     found[slot] = true;
                 });
             };

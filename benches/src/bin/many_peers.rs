@@ -1,7 +1,7 @@
 //! What a process pays for its peers: the engine's idle turn, connecting, importing, descriptors, memory, and the
 //! processor time of an idle process.
 //!
-//! `run` is the process with many peers, the hub. Its peers are fabrics of a second process.
+//! `run` is the process with many peers, the hub. Its peers are fabrics of other processes.
 
 use std::io::{BufRead, BufReader, Write};
 use std::pin::pin;
@@ -192,14 +192,19 @@ struct Run {
     /// Whether each peer also writes to the hub.
     #[arg(long)]
     write: bool,
+    /// Processes that the peers are spread over. A process may have 65,530 mappings (`vm.max_map_count`).
+    #[arg(long, default_value_t = 1)]
+    processes: usize,
 }
 
 impl Run {
     fn run(&self) -> BenchResult<()> {
-        println!("peers, idle turn ns, connect ms, import ms, descriptors and KiB resident and KiB shared a peer, idle % of a core");
+        println!(
+            "peers, idle turn ns, connect ms, import ms, descriptors and KiB resident and KiB shared a peer, idle % of a core"
+        );
         for count in &self.peers {
-            let driven = Hub::open(false)?.measure(*count, self.write)?;
-            let idle = Hub::open(true)?.idle(*count)?;
+            let driven = Hub::open(false, self.processes)?.measure(*count, self.write)?;
+            let idle = Hub::open(true, self.processes)?.idle(*count)?;
             println!("{count}, {driven}, {idle:.2}");
         }
         Ok(())
@@ -210,7 +215,7 @@ impl Run {
 struct Hub {
     fabric: Fabric,
     listener: Listener,
-    process: PeerProcess,
+    processes: Vec<PeerProcess>,
     peers: Vec<Peer>,
     /// Microseconds that each connect took.
     connects: Vec<f64>,
@@ -219,23 +224,34 @@ struct Hub {
 }
 
 impl Hub {
-    fn open(by_worker: bool) -> BenchResult<Self> {
+    fn open(by_worker: bool, processes: usize) -> BenchResult<Self> {
         let connections = Connections::start()?;
         let fabric = open(&connections, by_worker)?;
         let region = fabric.alloc(1 << 16, Access::all())?;
         fabric.publish(REGION, &region)?;
         std::mem::forget(region);
         let listener = drive(&fabric, fabric.listen("127.0.0.1:0"))?;
-        let process = PeerProcess::start(&listener.local_addr().to_string())?;
-        Ok(Self { fabric, listener, process, peers: Vec::new(), connects: Vec::new(), _connections: connections })
+        let address = listener.local_addr().to_string();
+        let processes: BenchResult<Vec<_>> =
+            (0..processes.max(1)).map(|_| PeerProcess::start(&address)).collect();
+        let processes = processes?;
+        Ok(Self {
+            fabric,
+            listener,
+            processes,
+            peers: Vec::new(),
+            connects: Vec::new(),
+            _connections: connections,
+        })
     }
 
     fn connect(&mut self, count: usize) -> BenchResult<()> {
         while self.peers.len() < count {
-            self.process.say("connect")?;
+            let at = self.peers.len() % self.processes.len();
+            self.processes[at].say("connect")?;
             let peer = drive(&self.fabric, self.listener.accept())?;
             self.peers.push(peer);
-            self.connects.push(self.process.answer()?.trim().parse()?);
+            self.connects.push(self.processes[at].answer()?.trim().parse()?);
         }
         Ok(())
     }
@@ -256,7 +272,9 @@ impl Hub {
             imports.push(begun.elapsed().as_secs_f64() * 1e3);
         }
         if write {
-            self.process.say("write")?;
+            for process in &mut self.processes {
+                process.say("write")?;
+            }
             let mut counters: Vec<_> = self.peers.iter().map(|peer| peer.imm(IMM)).collect();
             let mut left: Vec<usize> = (0..counters.len()).collect();
             let end = Instant::now() + LIMIT * 4;
@@ -267,7 +285,9 @@ impl Hub {
                     return Err(format!("the imms of {} peers do not arrive", left.len()).into());
                 }
             }
-            self.process.answer()?;
+            for process in &mut self.processes {
+                process.answer()?;
+            }
         }
         for _ in 0..TURNS {
             self.fabric.step();

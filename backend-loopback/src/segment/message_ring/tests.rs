@@ -12,11 +12,11 @@ fn imms_overtake_messages_and_both_keep_their_order() {
         assert!(send_imm(layout, !round, || ()));
         assert_eq!(receiver.next_imm(layout), Some(!round));
         assert_eq!(receiver.next_imm(layout), None);
-        let message = *receiver.next_message().unwrap();
+        let message = receiver.pop_message().unwrap();
         assert_eq!((message.len, message.imm), (4, Some(round)));
         let mut into = [0; 4];
         // SAFETY: four writable bytes.
-        unsafe { receiver.take_message(layout, into.as_mut_ptr(), 4) };
+        unsafe { receiver.take_message(layout, &message, into.as_mut_ptr(), 4) };
         assert_eq!(into, text);
     }
     assert!(receiver.next_message().is_none() && !receiver.is_broken());
@@ -54,11 +54,11 @@ fn inline_messages_keep_their_bytes_and_order_and_have_a_limit() {
     let take = |receiver: &mut RingReceiver, n: u64| {
         let expected = message(n);
         let len = n as usize % (MAX_INLINE + 1);
-        let waiting = *receiver.next_message().unwrap();
+        let waiting = receiver.pop_message().unwrap();
         assert_eq!((waiting.len, waiting.imm), (len, (n % 3 == 0).then_some(n as u32)));
         let mut into = [0; MAX_INLINE];
         // SAFETY: `into` has `MAX_INLINE` bytes.
-        unsafe { receiver.take_message(layout, into.as_mut_ptr(), MAX_INLINE) };
+        unsafe { receiver.take_message(layout, &waiting, into.as_mut_ptr(), MAX_INLINE) };
         assert_eq!(into[..len], expected[..len]);
     };
     let (mut sent, mut taken) = (0, 0);
