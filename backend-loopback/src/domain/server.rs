@@ -8,7 +8,8 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use multirail_spi::{
-    Error, ErrorKind, HostSharing, Memory, MemoryKind, PeerSlot, Result, StagingPolicy, WakeupPipe,
+    Error, ErrorKind, HostSharing, Memory, MemoryKind, PeerSlot, Result, SharedRange, StagingPolicy,
+    WakeupPipe,
 };
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
@@ -414,14 +415,20 @@ impl ClientConnection {
         if let MemoryKind::Cuda { .. } = found.memory.kind() {
             return self.describe_gpu_region(number, &*found.memory, access);
         }
-        if let (true, Some(file)) = (found.is_shareable, found.memory.shared_file()) {
-            if let Err(error) = mapping::commit("import", file, found.memory.len()) {
+        if let (true, Some(SharedRange { file, offset, file_len })) =
+            (found.is_shareable, found.memory.shared_range())
+        {
+            // A range of a larger file has its memory.
+            if file_len == len
+                && let Err(error) = mapping::commit("import", file, found.memory.len())
+            {
                 tracing::warn!(%error, "loopback: a region could not be shared with a peer process");
                 return self.reply(&ServerReply::Refused { number, why: RefusalReason::Memory }, &[]);
             }
             let locked = cuda::Reach::of_host(found.memory.as_ptr() as u64, found.memory.len() as u64)
                 == cuda::Reach::Kernel;
-            return self.reply(&ServerReply::Shared { number, len, access, locked }, &[file]);
+            return self
+                .reply(&ServerReply::Shared { number, len, access, locked, offset, file_len }, &[file]);
         }
         #[cfg(target_os = "linux")]
         if let Some(pid) = self.inbound.as_ref().and_then(|inbound| inbound.initiator.get()?.pid()) {

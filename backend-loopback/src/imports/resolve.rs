@@ -118,12 +118,12 @@ mod other_process {
             commit_pages(std::slice::from_ref(&connection.segment.content().leases[key.slot as usize]))?;
         }
         let region = match reply {
-            ServerReply::Shared { len, access, locked, .. } => {
+            ServerReply::Shared { len, access, locked, offset, file_len, .. } => {
                 let access = Access::from_bits_truncate(access);
                 if staging == StagingPolicy::Always {
                     region_at(key, len, access, RegionLocation::Staged)?
                 } else {
-                    return map(key, len, access, &files, locked);
+                    return map(key, len, access, (&files, offset, file_len), locked);
                 }
             }
             ServerReply::OwnerOnly { .. } if staging == StagingPolicy::Never => {
@@ -205,14 +205,26 @@ mod other_process {
     }
 
     /// Maps a region from the file that the peer has sent.
-    fn map(key: u64, len: u64, access: Access, files: &[OwnedFd], locked: bool) -> Result<ResolvedRegion> {
+    fn map(
+        key: u64,
+        len: u64,
+        access: Access,
+        (files, offset, file_len): (&[OwnedFd], u64, u64),
+        locked: bool,
+    ) -> Result<ResolvedRegion> {
         let ([file], Ok(size)) = (files, usize::try_from(len)) else {
             let context =
                 "the peer did not hand over the region's file: the peer breaks the protocol, disconnect it";
             return Err(Error::new(ErrorKind::Protocol, "import", context));
         };
-        let mapping =
-            mapping::map("import", file.as_fd(), size, size, access.contains(Access::REMOTE_WRITE))?;
+        let writable = access.contains(Access::REMOTE_WRITE);
+        let mapping = match (offset, file_len) {
+            #[cfg(target_os = "linux")]
+            (offset, file_len) if (offset, file_len) != (0, len) => {
+                mapping::map_range("import", file.as_fd(), (offset, file_len), size, writable)?
+            }
+            _ => mapping::map("import", file.as_fd(), size, size, writable)?,
+        };
         // The owner has page-locked the region, which makes copies of GPUs faster. If this process uses a GPU, it also
         // page-locks the region.
         let lock = if locked { gpu_memory::lock(mapping.start(), size) } else { None };

@@ -32,12 +32,15 @@ pub(crate) enum ServerRequest {
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum ServerReply {
     Welcome,
-    /// A region, with its file. `locked` is true if the owner has page-locked it for GPUs.
+    /// A region, with its file, which has `file_len` bytes, and has the region at `offset`. `locked` is true if the
+    /// owner has page-locked it for GPUs.
     Shared {
         number: u64,
         len: u64,
         access: u32,
         locked: bool,
+        offset: u64,
+        file_len: u64,
     },
     /// A region without a file, at an address of the target's process.
     #[cfg(target_os = "linux")]

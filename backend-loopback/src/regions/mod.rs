@@ -91,9 +91,10 @@ impl Regions {
         }
         self.sweep();
         deferred_free::sweep();
-        let is_shareable = memory
-            .shared_file()
-            .is_some_and(|file| crate::segment::mapping::is_shareable(file, memory.len()));
+        let is_shareable = memory.shared_range().is_some_and(|range| {
+            usize::try_from(range.file_len)
+                .is_ok_and(|len| crate::segment::mapping::is_shareable(range.file, len))
+        });
         let mut table = self.lock();
         let slot = match table.free.pop() {
             Some(slot) => slot,

@@ -63,6 +63,40 @@ pub(crate) fn map(
     })
 }
 
+/// Maps the range of `len` bytes at `offset` of a peer's file of `file_len` bytes, as [`map`] maps a whole file.
+#[cfg(target_os = "linux")]
+pub(crate) fn map_range(
+    operation: &'static str,
+    file: BorrowedFd<'_>,
+    (offset, file_len): (u64, u64),
+    len: usize,
+    writable: bool,
+) -> Result<Mapping> {
+    let refused = |why: &str| {
+        let context = format!("the peer's file {why}: the peer breaks the protocol, disconnect it");
+        Error::new(ErrorKind::Protocol, operation, context)
+    };
+    let page = multirail_spi::page_size() as u64;
+    let is_inside = offset.checked_add(len as u64).is_some_and(|end| end <= file_len);
+    if !is_inside || !offset.is_multiple_of(page) || len == 0 {
+        return Err(refused("does not have the range that the peer said"));
+    }
+    if !is_in_memory(file) {
+        return Err(refused(
+            "lies on a disk or in the kernel's pool of huge pages (hugetlbfs), not in tmpfs",
+        ));
+    }
+    if !usize::try_from(file_len).is_ok_and(|file_len| has_fixed_size(file, file_len)) {
+        return Err(refused("has another size than the peer said, or is not sealed"));
+    }
+    let mapping = Mapping::of_file_range(file, offset, len, writable).map_err(|e| {
+        Error::os(operation, "mapping the peer's file; raise vm.max_map_count or free memory", e)
+    })?;
+    // The peer has done so already, if it keeps to the rules.
+    commit_mapped(operation, mapping.start().as_ptr(), len, writable)?;
+    Ok(mapping)
+}
+
 /// Returns true if peers may map `file`, which must hold `len` bytes, after [`commit`] has put memory under them.
 pub(crate) fn is_shareable(file: BorrowedFd<'_>, len: usize) -> bool {
     is_in_memory(file) && has_fixed_size(file, len)

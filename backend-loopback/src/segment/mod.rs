@@ -186,7 +186,7 @@ pub(crate) fn commit_pages<T>(part: &[T]) -> Result<()> {
     if cfg!(miri) || !commits_on_demand() {
         return Ok(());
     }
-    mapping::commit_mapped("connect", part.as_ptr().cast(), size_of_val(part))
+    mapping::commit_mapped("connect", part.as_ptr().cast(), size_of_val(part), true)
 }
 
 /// Whether the kernel can put memory under a part of a mapping and report that there is none. Otherwise the target

@@ -40,6 +40,14 @@ struct ManyPeersArguments {
 enum ManyPeersCommand {
     /// Measures with each number of peers.
     Run(Run),
+    /// Registers many small regions.
+    Regions {
+        #[arg(long, default_value_t = 65_536)]
+        count: usize,
+        /// Bytes of each.
+        #[arg(long, default_value_t = REGION_LEN)]
+        len: usize,
+    },
     /// The process of the peers.
     #[command(hide = true)]
     Peers {
@@ -51,6 +59,7 @@ enum ManyPeersCommand {
 fn main() -> ExitCode {
     let done = match ManyPeersArguments::parse().what {
         ManyPeersCommand::Run(run) => run.run(),
+        ManyPeersCommand::Regions { count, len } => many_regions(count, len),
         ManyPeersCommand::Peers { address } => be_peers(&address),
     };
     exit_code("many_peers", done.map(|()| ExitCode::SUCCESS))
@@ -110,6 +119,23 @@ impl Drop for Connections {
 fn median(mut values: Vec<f64>) -> f64 {
     values.sort_unstable_by(f64::total_cmp);
     values[values.len() / 2]
+}
+
+/// Prints what `count` regions of `len` bytes cost.
+fn many_regions(count: usize, len: usize) -> BenchResult<()> {
+    let connections = Connections::start()?;
+    let fabric = open(&connections, false)?;
+    let before = Resources::now()?;
+    let begun = Instant::now();
+    let regions: Vec<_> = (0..count).map(|_| fabric.alloc(len, Access::all())).collect::<Result<_, _>>()?;
+    let each = begun.elapsed().as_secs_f64() * 1e6 / count as f64;
+    let after = Resources::now()?;
+    println!(
+        "{} regions of {len} bytes: {each:.1} us each, {} descriptors more",
+        regions.len(),
+        after.descriptors - before.descriptors
+    );
+    Ok(())
 }
 
 // ---- the process of the peers ----

@@ -2,10 +2,8 @@
 
 use std::os::fd::BorrowedFd;
 
-use multirail_spi::{Error, ErrorKind, HostSharing, Mapping, Result, commit_file, page_size};
+use multirail_spi::{Error, ErrorKind, HostSharing, Mapping, Result, commit_file, page_size, populate_range};
 use rustix::fs::{SealFlags, Stat};
-use rustix::io::Errno;
-use rustix::mm::Advice;
 
 /// The kernel's `TMPFS_MAGIC` (linux/magic.h), which memfds, POSIX shared memory and files of tmpfs have.
 const TMPFS: u64 = 0x0102_1994;
@@ -47,27 +45,21 @@ pub(super) fn has_memory(file: BorrowedFd<'_>, len: usize) -> bool {
 /// Puts memory under `len` bytes from `start` on, which are mapped, whoever owns their file.
 ///
 /// # Errors
-/// `Exhausted` if there is no memory.
-pub(crate) fn commit_mapped(operation: &'static str, start: *const u8, len: usize) -> Result<()> {
-    let page = page_size();
-    let from = start as usize / page * page;
-    let len = (start as usize + len).next_multiple_of(page) - from;
-    loop {
-        // SAFETY: the pages of a mapping that the caller borrows; the advice changes no byte.
-        match unsafe { rustix::mm::madvise(from as *mut _, len, Advice::LinuxPopulateWrite) } {
-            Ok(()) => return Ok(()),
-            Err(Errno::INTR | Errno::AGAIN) => {}
-            // An access would raise `SIGBUS`.
-            Err(why) => {
-                let context = format!("there is no memory for {len} bytes of shared memory: free some");
-                return Err(Error::new(ErrorKind::Exhausted, operation, context).with_source(why));
-            }
-        }
-    }
+/// `Exhausted` if there is no memory: an access would raise `SIGBUS`.
+pub(crate) fn commit_mapped(
+    operation: &'static str,
+    start: *const u8,
+    len: usize,
+    writable: bool,
+) -> Result<()> {
+    populate_range(start, len, writable).map_err(|why| {
+        let context = format!("there is no memory for {len} bytes of shared memory: free some");
+        Error::new(ErrorKind::Exhausted, operation, context).with_source(why)
+    })
 }
 
 /// Whether [`commit_mapped`] works: from Linux 5.14 on.
 pub(crate) fn can_commit_mapped() -> bool {
     let probe = Mapping::anonymous(page_size());
-    probe.is_ok_and(|probe| commit_mapped("open", probe.start().as_ptr(), page_size()).is_ok())
+    probe.is_ok_and(|probe| populate_range(probe.start().as_ptr(), page_size(), true).is_ok())
 }

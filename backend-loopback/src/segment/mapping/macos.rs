@@ -32,7 +32,7 @@ pub(super) fn has_memory(_: BorrowedFd<'_>, _: usize) -> bool {
 }
 
 /// Does nothing, as [`commit`].
-pub(crate) fn commit_mapped(_: &'static str, _: *const u8, _: usize) -> Result<()> {
+pub(crate) fn commit_mapped(_: &'static str, _: *const u8, _: usize, _: bool) -> Result<()> {
     Ok(())
 }
 
