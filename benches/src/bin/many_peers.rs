@@ -301,7 +301,7 @@ impl Hub {
             for process in &mut self.processes {
                 process.say("write")?;
             }
-            let mut counters: Vec<_> = self.peers.iter().map(|peer| peer.imm(IMM)).collect();
+            let counters: Vec<_> = self.peers.iter().map(|peer| peer.imm(IMM)).collect();
             let mut left: Vec<usize> = (0..counters.len()).collect();
             let end = Instant::now() + LIMIT * 4;
             while !left.is_empty() {

@@ -163,6 +163,18 @@ impl Mapping {
         Ok(())
     }
 
+    /// Maps `file`, which this mapping is of, again where [`Mapping::discard_range`] has replaced its pages. The owner of
+    /// the range asks for it.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn restore_range(&self, file: BorrowedFd<'_>, offset: usize, len: usize) -> io::Result<()> {
+        assert!(offset.checked_add(len).is_some_and(|end| end <= self.len));
+        let at = self.start.as_ptr().wrapping_add(offset).cast();
+        let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::FIXED);
+        // SAFETY: replaces pages of this mapping alone, whose owner asks for it.
+        unsafe { rustix::mm::mmap(at, len, protection, flags, file, offset as u64) }?;
+        Ok(())
+    }
+
     /// The first byte.
     pub fn start(&self) -> NonNull<u8> {
         self.start
