@@ -49,13 +49,13 @@ fn inline_messages_keep_their_bytes_and_order_and_have_a_limit() {
     let send = |n: u64| {
         let (bytes, len) = (message(n), n as usize % (MAX_INLINE + 1));
         // SAFETY: `bytes` has `MAX_INLINE` bytes.
-        unsafe { send_message(layout, bytes.as_ptr(), len, (n % 3 == 0).then_some(n as u32), || ()) }
+        unsafe { send_message(layout, bytes.as_ptr(), len, n.is_multiple_of(3).then_some(n as u32), || ()) }
     };
     let take = |receiver: &mut RingReceiver, n: u64| {
         let expected = message(n);
         let len = n as usize % (MAX_INLINE + 1);
         let waiting = receiver.pop_message().unwrap();
-        assert_eq!((waiting.len, waiting.imm), (len, (n % 3 == 0).then_some(n as u32)));
+        assert_eq!((waiting.len, waiting.imm), (len, n.is_multiple_of(3).then_some(n as u32)));
         let mut into = [0; MAX_INLINE];
         // SAFETY: `into` has `MAX_INLINE` bytes.
         unsafe { receiver.take_message(layout, &waiting, into.as_mut_ptr(), MAX_INLINE) };
