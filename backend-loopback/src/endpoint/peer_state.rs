@@ -82,7 +82,8 @@ impl PeerState {
         }
         let before = into.spare();
         // Receives that were posted meanwhile.
-        while into.spare() > 0
+        while self.receiver.has_waiting()
+            && into.spare() > 0
             && let Some(event) = self.next_message(receives, regions)
         {
             let _ = into.push(event);
@@ -144,6 +145,7 @@ impl PeerState {
     }
 
     /// Takes a message into a receive.
+    #[inline]
     fn deliver(&mut self, message: &WaitingMessage, receive: &ReceiveRequest, regions: &Regions) -> Event {
         let layout = self.inbound.layout();
         let fits = message.len as u64 <= receive.len;

@@ -319,6 +319,12 @@ impl RingReceiver {
         None
     }
 
+    /// Returns true if a message waits for a receive.
+    #[inline]
+    pub(crate) fn has_waiting(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
     /// Keeps a message until there is a receive.
     pub(crate) fn keep(&mut self, message: WaitingMessage) {
         self.waiting.push_back(message);
@@ -339,6 +345,7 @@ impl RingReceiver {
     ///
     /// # Safety
     /// `len` bytes from `into` are writable, and nothing else accesses them.
+    #[inline]
     pub(crate) unsafe fn take_message(
         &mut self,
         layout: &ConnectionLayout,
@@ -410,6 +417,7 @@ impl RingReceiver {
         }
     }
 
+    #[inline]
     fn classify(&mut self, [head, body, inline @ ..]: [u64; ENTRY_WORDS]) -> Option<Arrival> {
         let imm = (head & HAS_IMM != 0).then_some(head as u32);
         if head & IS_MESSAGE == 0 {

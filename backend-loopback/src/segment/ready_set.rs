@@ -9,50 +9,44 @@
 //! and an endpoint that is woken and finds no reason looks at all rings: so a mark that was cleared delays an entry,
 //! but loses none.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crossbeam_utils::CachePadded;
 
 use super::SegmentContent;
-
-#[cfg(not(multirail_loom))]
-use std::sync::atomic::AtomicU64;
-
-#[cfg(multirail_loom)]
-use loom::sync::atomic::AtomicU64;
+use super::ring::AtomicWord;
 
 /// Words of marks.
-const WORDS: usize = if cfg!(multirail_loom) { 1 } else { 256 };
+const WORDS: usize = 256;
 /// Slots that can be marked. An endpoint looks at the rings of greater slots in each turn.
 pub(crate) const READY_SLOTS: u32 = WORDS as u32 * u64::BITS;
 
 /// Marks of slots. Zeroed memory is an empty set.
 #[repr(C)]
-pub(crate) struct ReadySet {
+pub(crate) struct ReadySet<W = AtomicU64, const N: usize = WORDS> {
     /// Not zero if there may be marks.
-    news: CachePadded<AtomicU64>,
-    marks: [AtomicU64; WORDS],
+    news: CachePadded<W>,
+    marks: [W; N],
 }
 
 // SAFETY: atomics; zeroed memory is an empty set.
-#[cfg(not(multirail_loom))]
 unsafe impl SegmentContent for ReadySet {
     const HEAD: usize = size_of::<Self>();
 }
 
 impl Default for ReadySet {
     fn default() -> Self {
-        Self { news: CachePadded::new(AtomicU64::new(0)), marks: std::array::from_fn(|_| AtomicU64::new(0)) }
+        Self { news: CachePadded::default(), marks: std::array::from_fn(|_| AtomicU64::new(0)) }
     }
 }
 
-impl ReadySet {
+impl<W: AtomicWord, const N: usize> ReadySet<W, N> {
     /// Marks `slot`. The caller has written its entry before. The slot may be a number that a peer wrote.
     pub(crate) fn mark(&self, slot: u32) {
         let Some(word) = self.marks.get((slot / u64::BITS) as usize) else { return };
-        word.fetch_or(1 << (slot % u64::BITS), Ordering::Release);
+        word.set_bits(1 << (slot % u64::BITS), Ordering::Release);
         // A plain store would hide the marks behind an earlier store of another thread.
-        self.news.fetch_or(1, Ordering::Release);
+        self.news.set_bits(1, Ordering::Release);
     }
 
     /// Returns true if there may be marks.
@@ -81,7 +75,7 @@ impl ReadySet {
     }
 }
 
-#[cfg(all(test, not(multirail_loom)))]
+#[cfg(test)]
 mod tests {
     use super::*;
 
@@ -114,15 +108,25 @@ mod tests {
 #[cfg(all(test, multirail_loom))]
 mod exhaustive {
     use loom::sync::Arc;
-    use loom::sync::atomic::fence;
+    use loom::sync::atomic::{AtomicU64, fence};
 
     use super::*;
 
     /// What an endpoint and two peers share: a word per peer in place of its ring, and whether the ring is armed.
     struct Rings {
-        set: ReadySet,
+        set: ReadySet<AtomicU64, 1>,
         entries: [AtomicU64; 2],
         armed: [AtomicU64; 2],
+    }
+
+    fn word(value: u64) -> AtomicU64 {
+        AtomicU64::new(value)
+    }
+
+    /// Two peers, whose rings are armed or not.
+    fn rings(armed: u64) -> Arc<Rings> {
+        let set = ReadySet { news: CachePadded::new(word(0)), marks: [word(0)] };
+        Arc::new(Rings { set, entries: [word(0), word(0)], armed: [word(armed), word(armed)] })
     }
 
     /// A peer writes an entry, and marks its slot if its ring is armed.
@@ -138,9 +142,7 @@ mod exhaustive {
     #[test]
     fn marks_of_two_peers_show_their_entries() {
         loom::model(|| {
-            let word = AtomicU64::new;
-            let (entries, armed) = ([word(0), word(0)], [word(1), word(1)]);
-            let rings = Arc::new(Rings { set: ReadySet::default(), entries, armed });
+            let rings = rings(1);
             let peers = [0, 1].map(|slot| {
                 let rings = rings.clone();
                 loom::thread::spawn(move || write(&rings, slot))
@@ -167,9 +169,7 @@ mod exhaustive {
     #[test]
     fn a_ring_that_is_armed_meanwhile_loses_no_entry() {
         loom::model(|| {
-            let word = || AtomicU64::new(0);
-            let (entries, armed) = ([word(), word()], [word(), word()]);
-            let rings = Arc::new(Rings { set: ReadySet::default(), entries, armed });
+            let rings = rings(0);
             let peer = {
                 let rings = rings.clone();
                 loom::thread::spawn(move || write(&rings, 0))

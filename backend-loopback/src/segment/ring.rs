@@ -7,14 +7,26 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The atomic word that a ring consists of. Loom's tests implement it for loom's own type.
+/// The atomic word that a ring and a ready set consist of. Loom's tests implement it for loom's own type.
 pub(crate) trait AtomicWord {
+    fn swap(&self, value: u64, order: Ordering) -> u64;
+    fn set_bits(&self, bits: u64, order: Ordering);
     fn load(&self, order: Ordering) -> u64;
     fn store(&self, value: u64, order: Ordering);
     fn try_replace(&self, current: u64, new: u64) -> Result<u64, u64>;
 }
 
 impl AtomicWord for AtomicU64 {
+    #[inline]
+    fn swap(&self, value: u64, order: Ordering) -> u64 {
+        AtomicU64::swap(self, value, order)
+    }
+
+    #[inline]
+    fn set_bits(&self, bits: u64, order: Ordering) {
+        self.fetch_or(bits, order);
+    }
+
     #[inline]
     fn load(&self, order: Ordering) -> u64 {
         AtomicU64::load(self, order)

@@ -98,7 +98,7 @@ const CASES: &[Case] = &[
         measured: messages,
         copies: nothing,
         per_round: 1,
-        limit: 4000,
+        limit: 2900,
     },
     Case {
         name: "message of 8 bytes into a pool, until it is taken and its buffer is free",
@@ -106,7 +106,7 @@ const CASES: &[Case] = &[
         measured: pooled_messages,
         copies: with_a_pool,
         per_round: 1,
-        limit: 4000,
+        limit: 2900,
     },
     Case {
         name: "turn in which nothing happens, null",

@@ -84,6 +84,14 @@ mod exhaustive {
     use super::super::*;
 
     impl AtomicWord for AtomicU64 {
+        fn swap(&self, value: u64, order: Ordering) -> u64 {
+            AtomicU64::swap(self, value, order)
+        }
+
+        fn set_bits(&self, bits: u64, order: Ordering) {
+            self.fetch_or(bits, order);
+        }
+
         fn load(&self, order: Ordering) -> u64 {
             AtomicU64::load(self, order)
         }
