@@ -94,10 +94,19 @@ impl Outbound {
         }
     }
 
+    /// Tells the peer's endpoint that this side has written into its armed ring, or into its staging buffer.
+    #[cold]
+    pub(crate) fn mark_ready(&self) {
+        match &self.location {
+            PeerLocation::ThisProcess { inbound, .. } => inbound.mark_ready(),
+            PeerLocation::OtherProcess(connection) => connection.mark_ready(),
+        }
+    }
+
     /// Sends an imm, and wakes the peer if it sleeps. Returns false if the peer's message ring is full.
     #[inline]
     pub(crate) fn send_imm(&self, imm: u32) -> bool {
-        message_ring::send_imm(self.layout(), imm, || self.wake())
+        message_ring::send_imm(self.layout(), imm, || self.mark_ready())
     }
 
     /// Runs a request that moves no bytes between regions: a message or an empty write. Returns `None` if the peer's
@@ -110,7 +119,7 @@ impl Outbound {
             (WorkKind::Send, _) if request.len > MAX_MESSAGE as u64 => return Some(Err(ErrorKind::TooLarge)),
             // SAFETY: the length was checked; the caller guarantees that the span is readable.
             (WorkKind::Send, imm) => unsafe {
-                let wake = || self.wake();
+                let wake = || self.mark_ready();
                 message_ring::send_message(self.layout(), request.local, request.len as usize, imm, wake)
             },
             (WorkKind::Write, Some(imm)) => self.send_imm(imm),

@@ -195,6 +195,7 @@ impl Connector for LoopbackDomain {
             None => return Err(fail(ErrorKind::NotFound, "was never prepared; call `prepare` first")),
         }
         let outbound = Arc::new(Outbound::new(slot, locate(&offer)?));
+        let watched = Arc::clone(&outbound);
         let was_set = state.peers.update(slot, |peer| {
             let is_free = !peer.leaving && peer.outbound.is_none();
             if is_free {
@@ -207,7 +208,7 @@ impl Connector for LoopbackDomain {
         }
         state.wakeup.wake();
         if let Some(server) = self.inner.server.get() {
-            server.update_watched_peers();
+            server.watch(watched);
         }
         Ok(())
     }
@@ -244,7 +245,7 @@ impl Connector for LoopbackDomain {
             state.peers.remove(slot, &peer.inbound);
         }
         if let Some(server) = self.inner.server.get() {
-            server.update_watched_peers();
+            server.forget(slot);
         }
     }
 }

@@ -3,6 +3,7 @@
 mod batch_runner;
 mod fast_path;
 mod peer_state;
+mod watched_peers;
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -28,6 +29,7 @@ use crate::status::{describe, status};
 use batch_runner::BatchRunner;
 use fast_path::FastPath;
 use peer_state::PeerState;
+use watched_peers::WatchedPeers;
 
 /// The endpoint of a domain.
 pub(crate) struct LoopbackEndpoint {
@@ -41,10 +43,11 @@ pub(crate) struct LoopbackEndpoint {
     gone: Vec<PeerSlot>,
     /// The number of changes of the peer table that `peers` reflects.
     seen_peer_changes: u64,
-    /// The peer at which the rotation over the message rings stopped.
-    last_peer: usize,
+    watched: WatchedPeers,
     receives: VecDeque<ReceiveRequest>,
     armed: bool,
+    /// While armed: whether the endpoint has asked for a wakeup that no mark of a ready peer explains.
+    expects_wakeup: bool,
     model: Option<Box<DeviceModel>>,
     posted_writes: Option<PostedWrites>,
     late_writes: LateWrites,
@@ -68,6 +71,7 @@ impl LoopbackEndpoint {
         domain: Arc<dyn Any + Send + Sync>,
     ) -> Self {
         let limit = state.capabilities.send_depth;
+        state.peers.note_all();
         let depth = config.send_depth.unwrap_or(limit).clamp(1, limit) as usize;
         let model = |link| Box::new(DeviceModel::new(link, state.setup.seed, state.number));
         Self {
@@ -78,9 +82,10 @@ impl LoopbackEndpoint {
             peers: Vec::new(),
             gone: Vec::new(),
             seen_peer_changes: 0,
-            last_peer: 0,
+            watched: WatchedPeers::default(),
             receives: VecDeque::new(),
             armed: false,
+            expects_wakeup: false,
             model: state.link.clone().map(model),
             posted_writes: state.link.as_ref().and_then(PostedWrites::of),
             late_writes: LateWrites::default(),
@@ -243,8 +248,42 @@ impl LoopbackEndpoint {
 
     fn disarm(&mut self) {
         if std::mem::take(&mut self.armed) {
-            self.state.wakeup.clear();
-            self.peers.iter_mut().flatten().for_each(PeerState::disarm);
+            let was_woken = self.state.wakeup.clear();
+            self.watched.for_each(&mut self.peers, PeerState::disarm);
+            let has_reason = self.expects_wakeup
+                || self.state.wakeup.has_ready()
+                || self.state.peers.changes() != self.seen_peer_changes;
+            if was_woken && !has_reason {
+                self.watch_all();
+            }
+        }
+    }
+
+    /// Watches all peers. Something has woken the endpoint, and nothing says what: a hostile process may have cleared
+    /// the mark of another one.
+    #[cold]
+    fn watch_all(&mut self) {
+        let Self { peers, watched, .. } = self;
+        peers.iter_mut().flatten().filter(|peer| !peer.leaving).for_each(|peer| watched.watch(peer));
+    }
+
+    /// Watches the peers that have marked themselves ready.
+    #[cold]
+    fn watch_ready(&mut self) {
+        let Self { state, peers, watched, .. } = self;
+        state.wakeup.take_ready(|slot| {
+            if let Some(Some(peer)) = peers.get_mut(slot as usize) {
+                watched.watch(peer);
+            }
+        });
+    }
+
+    /// Notes that the message ring of `peer` had no room for a request of that kind.
+    #[cold]
+    fn block(&mut self, peer: PeerSlot, kind: WorkKind) {
+        if let Some(Some(peer)) = self.peers.get_mut(peer.0 as usize) {
+            peer.blocked = Some(kind);
+            self.watched.watch(peer);
         }
     }
 
@@ -256,12 +295,12 @@ impl LoopbackEndpoint {
         }
     }
 
-    /// Adds new peers, and notes those that leave.
+    /// Adds the peers that are new, and notes those that leave.
     #[cold]
     fn read_peer_table(&mut self) {
         let state = self.state.clone();
         self.seen_peer_changes = state.peers.changes();
-        for (slot, peer) in state.peers.all() {
+        for (slot, peer) in state.peers.take_changed() {
             let at = slot.0 as usize;
             if self.peers.len() <= at {
                 self.peers.resize_with(at + 1, || None);
@@ -273,6 +312,8 @@ impl LoopbackEndpoint {
             if known.leaving {
                 continue;
             }
+            // What it has written before has not marked it.
+            self.watched.watch(known);
             known.outbound = peer.outbound;
             known.leaving = peer.leaving;
             if peer.leaving {
@@ -317,6 +358,7 @@ impl LoopbackEndpoint {
     fn free_slots(&mut self) {
         for slot in self.gone.drain(..) {
             if let Some(gone) = self.peers.get_mut(slot.0 as usize).and_then(Option::take) {
+                self.watched.remove(slot.0);
                 self.state.peers.remove(slot, &gone.inbound);
             }
         }
@@ -325,10 +367,11 @@ impl LoopbackEndpoint {
     /// Lets the staged requests advance.
     #[inline]
     fn advance_staged(&mut self) {
-        let Self { staged, completions, peers, .. } = self;
+        let Self { staged, completions, peers, watched, .. } = self;
         staged.advance(completions, |peer, kind| {
             if let Some(Some(peer)) = peers.get_mut(peer.0 as usize) {
                 peer.blocked = Some(kind);
+                watched.watch(peer);
             }
         });
     }
@@ -358,10 +401,8 @@ impl Endpoint for LoopbackEndpoint {
             }
         }
         drop(runner);
-        if let Some((peer, kind)) = blocked
-            && let Some(Some(peer)) = self.peers.get_mut(peer.0 as usize)
-        {
-            peer.blocked = Some(kind);
+        if let Some((peer, kind)) = blocked {
+            self.block(peer, kind);
         }
         self.advance_staged();
         self.gpus.after_post(&mut self.completions);
@@ -388,11 +429,14 @@ impl Endpoint for LoopbackEndpoint {
         self.end_leaving_peers();
         self.state.regions.sweep();
         self.report(into);
+        if self.state.wakeup.has_ready() {
+            self.watch_ready();
+        }
         let regions = &self.state.regions;
         if self.state.staging != StagingPolicy::Never {
-            self.peers.iter_mut().flatten().for_each(|peer| peer.serve_staging(regions));
+            self.watched.for_each(&mut self.peers, |peer| peer.serve_staging(regions));
         }
-        peer_state::receive_from_all(&mut self.peers, &mut self.last_peer, &mut self.receives, regions, into);
+        self.watched.receive_from_all(&mut self.peers, &mut self.receives, regions, into);
     }
 
     fn arm(&mut self) -> Armed {
@@ -407,15 +451,23 @@ impl Endpoint for LoopbackEndpoint {
             && self.gpus.is_idle()
             && self.leaving.is_empty()
             && self.staged.arm();
-        for slot in self.gpus.blocked_peers() {
-            if let Some(Some(peer)) = self.peers.get_mut(slot.0 as usize) {
+        let Self { gpus, peers, watched, .. } = self;
+        for slot in gpus.blocked_peers() {
+            if let Some(Some(peer)) = peers.get_mut(slot.0 as usize) {
                 peer.blocked = Some(WorkKind::Write);
+                watched.watch(peer);
             }
         }
-        for peer in self.peers.iter_mut().flatten() {
-            may_sleep &= peer.arm(!self.receives.is_empty());
-        }
-        // A change of the peer table before this comparison is seen here. A later change wakes the endpoint.
+        let can_receive = !self.receives.is_empty();
+        let mut is_blocked = false;
+        self.watched.for_each(&mut self.peers, |peer| {
+            is_blocked |= peer.blocked.is_some();
+            may_sleep &= peer.arm(can_receive);
+        });
+        self.expects_wakeup = is_blocked || self.staged.requests() > 0;
+        // A change of the peer table before this comparison is seen here, and a mark too. What comes later wakes the
+        // endpoint.
+        may_sleep &= !self.state.wakeup.has_ready();
         if !may_sleep || self.state.peers.changes() != self.seen_peer_changes {
             self.disarm();
             return Armed::Ready;

@@ -11,7 +11,7 @@ use crate::inbound::Inbound;
 use crate::outbound::Outbound;
 use crate::regions::Regions;
 use crate::segment::lease_table::DEVICE_MEMORY;
-use crate::segment::message_ring::{self, RING_ENTRIES, RingReceiver};
+use crate::segment::message_ring::{self, Arrival, RING_ENTRIES, RingReceiver, WaitingMessage};
 use crate::segment::touch;
 use crate::staging;
 use crate::status::status;
@@ -24,34 +24,31 @@ pub(super) struct PeerState {
     pub(super) inbound: Arc<Inbound>,
     pub(super) outbound: Option<Arc<Outbound>>,
     pub(super) leaving: bool,
+    /// Whether [`WatchedPeers`](super::watched_peers::WatchedPeers) has this peer.
+    pub(super) is_watched: bool,
+    /// Whether something came from the peer since the last look for silent peers.
+    pub(super) has_written: bool,
     /// The kind of a request for which the peer's message ring had no room.
     pub(super) blocked: Option<WorkKind>,
     slot: PeerSlot,
     receiver: RingReceiver,
 }
 
-/// Takes events from the message rings of all peers, in rotation. `last` is the peer at which the rotation stopped.
-#[inline]
-pub(super) fn receive_from_all(
-    peers: &mut [Option<PeerState>],
-    last: &mut usize,
-    receives: &mut VecDeque<ReceiveRequest>,
-    regions: &Regions,
-    into: &mut Completions,
-) {
-    let mut silent = 0;
-    while silent < peers.len() && into.spare() > 0 {
-        *last = if *last + 1 < peers.len() { *last + 1 } else { 0 };
-        let received = peers[*last].as_mut().is_some_and(|peer| peer.receive(receives, regions, into));
-        silent = if received { 0 } else { silent + 1 };
-    }
-}
-
 impl PeerState {
     /// Takes the receiving end of the message ring. Returns `None` if another endpoint has it.
     pub(super) fn new(slot: PeerSlot, inbound: Arc<Inbound>) -> Option<Self> {
         let receiver = inbound.take_receiver()?;
-        Some(Self { inbound, outbound: None, leaving: false, blocked: None, slot, receiver })
+        let (is_watched, has_written, leaving) = (false, false, false);
+        Some(Self {
+            inbound,
+            outbound: None,
+            leaving,
+            is_watched,
+            has_written,
+            blocked: None,
+            slot,
+            receiver,
+        })
     }
 
     /// Returns the receiving end for the next endpoint.
@@ -64,15 +61,17 @@ impl PeerState {
     #[cold]
     pub(super) fn warm_up(&self) {
         touch(self.inbound.layout());
+        message_ring::warm_up(self.inbound.layout());
         self.inbound.staging_buffer().into_iter().for_each(touch);
         if let Some(outbound) = &self.outbound {
             touch(outbound.layout());
+            message_ring::warm_up(outbound.layout());
             outbound.staging_buffer().into_iter().for_each(touch);
         }
     }
 
     /// Takes events that have arrived, up to [`EVENTS_PER_PEER`] imms. Returns true if there was an event.
-    fn receive(
+    pub(super) fn receive(
         &mut self,
         receives: &mut VecDeque<ReceiveRequest>,
         regions: &Regions,
@@ -81,15 +80,26 @@ impl PeerState {
         if self.leaving || self.receiver.is_broken() {
             return false;
         }
-        let layout = self.inbound.layout();
         let before = into.spare();
-        for _ in 0..before.min(EVENTS_PER_PEER) {
-            let Some(imm) = self.receiver.next_imm(layout) else { break };
-            let _ = into.push(Event::Imm { peer: self.slot, imm });
-        }
-        while into.spare() > 0
+        // Receives that were posted meanwhile.
+        while self.receiver.has_waiting()
+            && into.spare() > 0
             && let Some(event) = self.next_message(receives, regions)
         {
+            let _ = into.push(event);
+        }
+        for _ in 0..into.spare().min(EVENTS_PER_PEER) {
+            let Some(arrival) = self.receiver.next_arrival(self.inbound.layout()) else { break };
+            let event = match arrival {
+                Arrival::Imm(imm) => Event::Imm { peer: self.slot, imm },
+                Arrival::Message(message) => match receives.pop_front() {
+                    Some(receive) => self.deliver(&message, &receive, regions),
+                    None => {
+                        self.receiver.keep(message);
+                        continue;
+                    }
+                },
+            };
             let _ = into.push(event);
         }
         if self.receiver.has_made_room(self.inbound.layout()) {
@@ -103,7 +113,9 @@ impl PeerState {
             self.inbound.close();
             self.outbound.iter().for_each(|outbound| outbound.close());
         }
-        into.spare() < before
+        let has_received = into.spare() < before;
+        self.has_written |= has_received;
+        has_received
     }
 
     /// Serves slots of the peer's staging buffer. Does so only once the connection to the peer is complete, so that
@@ -124,8 +136,17 @@ impl PeerState {
 
     /// Takes the next message into the next posted receive. `None` if there is no message, or no receive.
     fn next_message(&mut self, receives: &mut VecDeque<ReceiveRequest>, regions: &Regions) -> Option<Event> {
-        let message = self.receiver.next_message()?;
+        if receives.is_empty() {
+            return None;
+        }
+        let message = self.receiver.pop_message()?;
         let receive = receives.pop_front()?;
+        Some(self.deliver(&message, &receive, regions))
+    }
+
+    /// Takes a message into a receive.
+    #[inline]
+    fn deliver(&mut self, message: &WaitingMessage, receive: &ReceiveRequest, regions: &Regions) -> Event {
         let layout = self.inbound.layout();
         let fits = message.len as u64 <= receive.len;
         let len = if fits { message.len } else { 0 };
@@ -133,20 +154,24 @@ impl PeerState {
         if receive.lkey & DEVICE_MEMORY != 0 {
             let mut bytes = vec![0; len];
             // SAFETY: `bytes` has `len` bytes, and is this function's.
-            unsafe { self.receiver.take_message(layout, bytes.as_mut_ptr(), len) };
-            taken = taken.and_then(|()| gpu::store_message(regions, &receive, &bytes));
+            unsafe { self.receiver.take_message(layout, message, bytes.as_mut_ptr(), len) };
+            taken = taken.and_then(|()| gpu::store_message(regions, receive, &bytes));
         } else {
             // SAFETY: the receive is posted and not ended: this endpoint may write its span, by the contract of
             // `post_recv`.
-            unsafe { self.receiver.take_message(layout, receive.local, len) };
+            unsafe { self.receiver.take_message(layout, message, receive.local, len) };
         }
-        Some(match taken {
+        if self.receiver.is_broken() {
+            // There was no memory for the payload.
+            taken = taken.and(Err(ErrorKind::Exhausted));
+        }
+        match taken {
             Ok(()) => {
                 let (id, len, imm) = (receive.id, message.len as u64, message.imm);
                 Event::Received { id, peer: self.slot, len, imm }
             }
             Err(kind) => Event::ReceiveFailed { id: receive.id, status: status(kind) },
-        })
+        }
     }
 
     pub(super) fn slot(&self) -> PeerSlot {
@@ -155,10 +180,12 @@ impl PeerState {
 
     /// Takes the messages for which no receive is posted.
     pub(super) fn take_unclaimed(&mut self, take: &mut TakeMessage<'_>) {
-        while let Some(message) = self.receiver.next_message() {
+        while let Some(message) = self.receiver.pop_message() {
             let mut bytes = vec![0; message.len];
             // SAFETY: `bytes` has the length of the message, and is this function's.
-            unsafe { self.receiver.take_message(self.inbound.layout(), bytes.as_mut_ptr(), bytes.len()) };
+            unsafe {
+                self.receiver.take_message(self.inbound.layout(), &message, bytes.as_mut_ptr(), bytes.len())
+            };
             take(self.slot, &bytes, message.imm);
         }
         if self.receiver.has_made_room(self.inbound.layout()) {
@@ -182,6 +209,15 @@ impl PeerState {
             let Some(event) = self.next_message(receives, regions) else { break };
             push(event);
         }
+    }
+
+    /// Arms the ring of a silent peer. Returns false if the endpoint must go on to look at it.
+    pub(super) fn may_be_left(&mut self) -> bool {
+        let may_be_left = self.blocked.is_none() && self.receiver.next_message().is_none() && self.arm(false);
+        if !may_be_left {
+            self.disarm();
+        }
+        may_be_left
     }
 
     /// Asks the peer for a wakeup at its next entry, and when a full message ring has room again. Returns false if

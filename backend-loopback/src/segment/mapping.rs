@@ -23,19 +23,21 @@ use std::os::fd::BorrowedFd;
 use multirail_spi::{Error, ErrorKind, Mapping, Result};
 
 #[cfg(target_os = "linux")]
-pub(crate) use linux::commit;
+pub(crate) use linux::{can_commit_mapped, commit, commit_mapped};
 #[cfg(target_os = "linux")]
 use linux::{has_fixed_size, has_memory, is_in_memory};
 #[cfg(not(target_os = "linux"))]
-pub(crate) use macos::commit;
+pub(crate) use macos::{can_commit_mapped, commit, commit_mapped};
 #[cfg(not(target_os = "linux"))]
 use macos::{has_fixed_size, has_memory, is_in_memory};
 
-/// Maps a peer's `file`, which must hold exactly `len` bytes in memory, and which nobody can resize.
+/// Maps a peer's `file`, which must hold exactly `len` bytes, and which nobody can resize. It must have memory for
+/// `committed` bytes: the caller commits the others before it accesses them.
 pub(crate) fn map(
     operation: &'static str,
     file: BorrowedFd<'_>,
     len: usize,
+    committed: usize,
     writable: bool,
 ) -> Result<Mapping> {
     let refused = |why: &str| {
@@ -53,12 +55,46 @@ pub(crate) fn map(
     if !has_fixed_size(file, len) {
         return Err(refused("has another size than the peer said, or is not sealed"));
     }
-    if !has_memory(file, len) {
+    if !has_memory(file, committed) {
         return Err(refused("has holes, and the system may have no memory for them"));
     }
     Mapping::of_file(file, len, writable).map_err(|e| {
         Error::os(operation, "mapping the peer's file; raise vm.max_map_count or free memory", e)
     })
+}
+
+/// Maps the range of `len` bytes at `offset` of a peer's file of `file_len` bytes, as [`map`] maps a whole file.
+#[cfg(target_os = "linux")]
+pub(crate) fn map_range(
+    operation: &'static str,
+    file: BorrowedFd<'_>,
+    (offset, file_len): (u64, u64),
+    len: usize,
+    writable: bool,
+) -> Result<Mapping> {
+    let refused = |why: &str| {
+        let context = format!("the peer's file {why}: the peer breaks the protocol, disconnect it");
+        Error::new(ErrorKind::Protocol, operation, context)
+    };
+    let page = multirail_spi::page_size() as u64;
+    let is_inside = offset.checked_add(len as u64).is_some_and(|end| end <= file_len);
+    if !is_inside || !offset.is_multiple_of(page) || len == 0 {
+        return Err(refused("does not have the range that the peer said"));
+    }
+    if !is_in_memory(file) {
+        return Err(refused(
+            "lies on a disk or in the kernel's pool of huge pages (hugetlbfs), not in tmpfs",
+        ));
+    }
+    if !usize::try_from(file_len).is_ok_and(|file_len| has_fixed_size(file, file_len)) {
+        return Err(refused("has another size than the peer said, or is not sealed"));
+    }
+    let mapping = Mapping::of_file_range(file, offset, len, writable).map_err(|e| {
+        Error::os(operation, "mapping the peer's file; raise vm.max_map_count or free memory", e)
+    })?;
+    // The peer has done so already, if it keeps to the rules.
+    commit_mapped(operation, mapping.start().as_ptr(), len, writable)?;
+    Ok(mapping)
 }
 
 /// Returns true if peers may map `file`, which must hold `len` bytes, after [`commit`] has put memory under them.
@@ -79,9 +115,9 @@ mod tests {
     fn only_sealed_files_of_the_right_size_are_mapped() {
         let buffer = HostBuffer::new(5000).unwrap();
         let file = buffer.shared_file().unwrap();
-        assert!(map("test", file, 4999, true).is_err());
-        assert!(map("test", file, 8192, true).is_err());
-        let mapping = map("test", file, 5000, true).unwrap();
+        assert!(map("test", file, 4999, 4999, true).is_err());
+        assert!(map("test", file, 8192, 8192, true).is_err());
+        let mapping = map("test", file, 5000, 5000, true).unwrap();
         // SAFETY: in bounds of two mappings of one file; nothing else uses them.
         unsafe {
             mapping.start().as_ptr().add(4999).write(7);
@@ -89,17 +125,17 @@ mod tests {
         }
         let open = rustix::fs::memfd_create("open", MemfdFlags::ALLOW_SEALING).unwrap();
         rustix::fs::ftruncate(&open, 5000).unwrap();
-        assert_eq!(map("test", open.as_fd(), 5000, true).err().unwrap().kind(), ErrorKind::Protocol);
+        assert_eq!(map("test", open.as_fd(), 5000, 5000, true).err().unwrap().kind(), ErrorKind::Protocol);
     }
 
     #[test]
     fn a_file_with_holes_is_mapped_once_it_has_memory() {
         let buffer = HostBuffer::sparse(1 << 20).unwrap();
         let file = buffer.shared_file().unwrap();
-        let error = map("test", file, 1 << 20, true).err().unwrap();
+        let error = map("test", file, 1 << 20, 1 << 20, true).err().unwrap();
         assert!(error.kind() == ErrorKind::Protocol && error.context().contains("holes"), "{error}");
         commit("test", file, 1 << 20).unwrap();
-        map("test", file, 1 << 20, true).unwrap();
+        map("test", file, 1 << 20, 1 << 20, true).unwrap();
     }
 
     /// Maps the file of a hostile peer, in a process of its own, since `SIGBUS` may end the process.
@@ -110,7 +146,7 @@ mod tests {
             return;
         }
         let file = huge_file("a peer's");
-        match map("test", file.as_fd(), HUGE, true) {
+        match map("test", file.as_fd(), HUGE, HUGE, true) {
             Err(error) => println!("\n@{:?}: {error}", error.kind()),
             Ok(mapping) => {
                 // The peer takes the page and gives it back to the pool, which frees the reservation of this process.

@@ -193,6 +193,16 @@ impl EngineHandle {
         self.after_push();
     }
 
+    /// As [`EngineHandle::control`], for a command that waits until the worker wakes for another reason.
+    pub fn control_later(&self, control: Control) {
+        self.controls.push(control);
+        // As in `after_push`.
+        fence(Ordering::SeqCst);
+        if self.closed.load(Ordering::Relaxed) {
+            self.end_queued();
+        }
+    }
+
     /// Wakes the worker. If the engine is closed, ends the command that was just pushed.
     fn after_push(&self) {
         self.wake();

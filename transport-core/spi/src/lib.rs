@@ -72,14 +72,16 @@ pub use domain::{Connector, Direct, Domain, MemoryRegion, RemoteKey, RemoteMemor
 pub use endpoint::{Armed, Endpoint, EndpointConfig, PostResult, TakeMessage};
 pub use error::{Error, ErrorKind, Result};
 pub use flush::Flushes;
+#[cfg(all(target_os = "linux", not(miri)))]
+pub use memory::CarvedBuffer;
 #[cfg(unix)]
 pub use memory::DmaBuf;
-#[cfg(target_os = "linux")]
-pub use memory::commit_file;
 pub use memory::{Access, Flush, Locality, Memory, MemoryKind};
 pub use memory::{HostBuffer, HostRange};
 #[cfg(unix)]
-pub use memory::{HostSharing, Mapping, page_size};
+pub use memory::{HostSharing, Mapping, SharedRange, page_size};
+#[cfg(target_os = "linux")]
+pub use memory::{commit_file, populate_range};
 pub use paths::Paths;
 pub use peer_slots::{ClosedSlots, SlotTable, claim_slot};
 pub use wakeup::{Signal, WakeupHandle, WakeupPipe};

@@ -44,10 +44,16 @@ impl WakeupPipe {
         self.receiver.as_raw_fd()
     }
 
-    /// Forgets all wakeups so far.
-    pub fn clear(&self) {
-        let mut sink = [0; 64];
-        while matches!((&self.receiver).read(&mut sink), Ok(n) if n == sink.len()) {}
+    /// Forgets all wakeups so far. Returns true if there was one.
+    pub fn clear(&self) -> bool {
+        let (mut sink, mut was_woken) = ([0; 64], false);
+        loop {
+            let read = (&self.receiver).read(&mut sink).unwrap_or(0);
+            was_woken |= read > 0;
+            if read < sink.len() {
+                return was_woken;
+            }
+        }
     }
 
     /// Sleeps until this pipe or one of `others` is readable, or until `limit` has passed. Returns true if this pipe is
@@ -60,6 +66,13 @@ impl WakeupPipe {
         // An interrupted or failed poll is an early wakeup: the caller looks again.
         let _ = rustix::event::poll(&mut fds, limit.as_ref());
         !fds[0].revents().is_empty()
+    }
+}
+
+/// The receiving end, to wait for it beside others.
+impl AsFd for WakeupPipe {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.receiver.as_fd()
     }
 }
 

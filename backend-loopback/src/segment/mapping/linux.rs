@@ -2,7 +2,7 @@
 
 use std::os::fd::BorrowedFd;
 
-use multirail_spi::{HostSharing, Result, commit_file};
+use multirail_spi::{Error, ErrorKind, HostSharing, Mapping, Result, commit_file, page_size, populate_range};
 use rustix::fs::{SealFlags, Stat};
 
 /// The kernel's `TMPFS_MAGIC` (linux/magic.h), which memfds, POSIX shared memory and files of tmpfs have.
@@ -40,4 +40,26 @@ pub(super) fn has_memory(file: BorrowedFd<'_>, len: usize) -> bool {
         u64::try_from(stat.st_blocks).is_ok_and(|blocks| blocks.saturating_mul(512) >= len as u64)
     };
     rustix::fs::fstat(file).is_ok_and(has_blocks)
+}
+
+/// Puts memory under `len` bytes from `start` on, which are mapped, whoever owns their file.
+///
+/// # Errors
+/// `Exhausted` if there is no memory: an access would raise `SIGBUS`.
+pub(crate) fn commit_mapped(
+    operation: &'static str,
+    start: *const u8,
+    len: usize,
+    writable: bool,
+) -> Result<()> {
+    populate_range(start, len, writable).map_err(|why| {
+        let context = format!("there is no memory for {len} bytes of shared memory: free some");
+        Error::new(ErrorKind::Exhausted, operation, context).with_source(why)
+    })
+}
+
+/// Whether [`commit_mapped`] works: from Linux 5.14 on.
+pub(crate) fn can_commit_mapped() -> bool {
+    let probe = Mapping::anonymous(page_size());
+    probe.is_ok_and(|probe| populate_range(probe.start().as_ptr(), page_size(), true).is_ok())
 }

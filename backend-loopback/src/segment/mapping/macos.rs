@@ -30,3 +30,13 @@ pub(super) fn has_fixed_size(file: BorrowedFd<'_>, len: usize) -> bool {
 pub(super) fn has_memory(_: BorrowedFd<'_>, _: usize) -> bool {
     true
 }
+
+/// Does nothing, as [`commit`].
+pub(crate) fn commit_mapped(_: &'static str, _: *const u8, _: usize, _: bool) -> Result<()> {
+    Ok(())
+}
+
+/// Returns true: no memory has to be committed.
+pub(crate) fn can_commit_mapped() -> bool {
+    true
+}

@@ -1,7 +1,7 @@
 //! The buffers of receive pools, and the messages that arrive in them.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 
@@ -16,6 +16,9 @@ pub struct PoolPart {
     size: usize,
     engine: Arc<EngineHandle>,
     inbox: Arc<Inbox>,
+    /// The number of buffers, and of those that the engine has not posted.
+    count: usize,
+    unposted: AtomicUsize,
     /// Whether the pool was dropped.
     closed: AtomicBool,
     /// Whether the engine has ended, so that nothing more will arrive.
@@ -60,7 +63,9 @@ impl PoolPart {
     /// A part whose buffers of `size` bytes are cut from `region`. Nothing is posted.
     pub fn new(region: Arc<RegionInner>, size: usize, engine: Arc<EngineHandle>, inbox: Arc<Inbox>) -> Self {
         let (closed, has_ended) = (AtomicBool::new(false), AtomicBool::new(false));
-        Self { region, size, engine, inbox, closed, has_ended }
+        let count = region.len() as usize / size.max(1);
+        let unposted = AtomicUsize::new(count);
+        Self { region, size, engine, inbox, count, unposted, closed, has_ended }
     }
 
     /// The engine that the part's buffers are posted to.
@@ -79,8 +84,20 @@ impl PoolPart {
         self.closed.load(Ordering::Acquire)
     }
 
+    /// The region, the offset and the length of a buffer that the engine posts.
+    pub fn begin_post(&self, buffer: u32) -> (Arc<RegionInner>, u64, u64) {
+        self.unposted.fetch_sub(1, Ordering::Relaxed);
+        self.buffer(buffer)
+    }
+
+    /// Whether so many buffers are posted that one more can wait until the worker wakes for another reason: for the
+    /// message of one of those, at the latest.
+    fn has_enough_posted(&self) -> bool {
+        self.unposted.load(Ordering::Relaxed) <= self.count / 2
+    }
+
     /// The region, the offset and the length of a buffer.
-    pub fn buffer(&self, buffer: u32) -> (Arc<RegionInner>, u64, u64) {
+    fn buffer(&self, buffer: u32) -> (Arc<RegionInner>, u64, u64) {
         (Arc::clone(&self.region), u64::from(buffer) * self.size as u64, self.size as u64)
     }
 
@@ -92,6 +109,7 @@ impl PoolPart {
             return None;
         }
         let sender = result.as_ref().ok().and_then(|outcome| outcome.peer);
+        self.unposted.fetch_add(1, Ordering::Relaxed);
         let buffer = Buffer { part: Arc::clone(self), number, sender };
         let arrival = match result {
             Ok(Outcome { bytes, peer: Some(peer), imm, .. }) => {
@@ -258,7 +276,12 @@ impl Drop for Buffer {
     fn drop(&mut self) {
         if !self.part.is_closed() {
             let (pool, buffer, freed_from) = (Arc::clone(&self.part), self.number, self.sender);
-            self.part.engine.control(Control::PoolReceive { pool, buffer, freed_from });
+            let control = Control::PoolReceive { pool, buffer, freed_from };
+            // The sender of a notification waits for the credit of its buffer.
+            match self.part.has_enough_posted() && !self.part.engine.for_notifications {
+                true => self.part.engine.control_later(control),
+                false => self.part.engine.control(control),
+            }
         }
     }
 }

@@ -126,7 +126,7 @@ impl Receives {
             self.pools.retain(|known| known.strong_count() > 0);
             self.pools.push(Arc::downgrade(&part));
         }
-        let range = part.buffer(buffer);
+        let range = part.begin_post(buffer);
         self.insert(Recipient::Pool { part, buffer }, range, Time::ZERO);
     }
 

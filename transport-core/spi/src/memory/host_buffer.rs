@@ -55,6 +55,13 @@ impl HostBuffer {
         Self::mapped(len, platform::Pages::private)
     }
 
+    /// Takes the buffer apart into its mapped bytes and its file. For memory that both sides have mapped, whose file
+    /// need not stay open.
+    #[cfg(all(unix, not(miri)))]
+    pub fn into_parts(self) -> (crate::Mapping, Option<std::os::fd::OwnedFd>) {
+        self.pages.into_parts()
+    }
+
     fn mapped(len: usize, map: impl FnOnce(usize) -> std::io::Result<platform::Pages>) -> Result<Self> {
         if len == 0 || len > isize::MAX as usize {
             return Err(Error::new(
@@ -113,6 +120,10 @@ mod platform {
 
         pub fn private(len: usize) -> std::io::Result<Self> {
             Ok(Self { mapping: Mapping::anonymous(len)?, file: None })
+        }
+
+        pub fn into_parts(self) -> (Mapping, Option<OwnedFd>) {
+            (self.mapping, self.file)
         }
 
         pub fn make_huge(&self) -> std::io::Result<()> {

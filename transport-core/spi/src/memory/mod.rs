@@ -1,5 +1,7 @@
 //! The owners of memory that a device may touch, and what peers may do with that memory.
 
+#[cfg(all(target_os = "linux", not(miri)))]
+mod carved_buffer;
 mod host_buffer;
 mod host_range;
 #[cfg(unix)]
@@ -14,12 +16,14 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use crate::Result;
+#[cfg(all(target_os = "linux", not(miri)))]
+pub use carved_buffer::CarvedBuffer;
 pub use host_buffer::HostBuffer;
 pub use host_range::HostRange;
-#[cfg(target_os = "linux")]
-pub use mapping::commit_file;
 #[cfg(unix)]
 pub use mapping::{Mapping, page_size};
+#[cfg(target_os = "linux")]
+pub use mapping::{commit_file, populate_range};
 #[cfg(unix)]
 pub use sharing::HostSharing;
 
@@ -65,6 +69,18 @@ pub enum Locality {
     Cold,
 }
 
+/// Where memory lies in a file that other processes may map.
+#[cfg(unix)]
+#[derive(Debug, Clone, Copy)]
+pub struct SharedRange<'a> {
+    /// The file.
+    pub file: BorrowedFd<'a>,
+    /// The offset of the first byte, a multiple of the page size.
+    pub offset: u64,
+    /// Bytes of the file.
+    pub file_len: u64,
+}
+
 /// The owner of a range of memory.
 ///
 /// # Safety
@@ -98,6 +114,13 @@ pub unsafe trait Memory: Send + Sync {
     #[cfg(unix)]
     fn shared_file(&self) -> Option<BorrowedFd<'_>> {
         None
+    }
+
+    /// As [`shared_file`](Self::shared_file), for memory that may be a range of a file. The range has all its memory. The
+    /// default is the whole file. An owner that wraps another passes this call on too.
+    #[cfg(unix)]
+    fn shared_range(&self) -> Option<SharedRange<'_>> {
+        self.shared_file().map(|file| SharedRange { file, offset: 0, file_len: self.len() as u64 })
     }
 
     /// A new file descriptor of the DMA-BUF that holds these bytes, through which NICs reach a GPU's memory. A backend
