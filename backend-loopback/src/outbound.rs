@@ -80,6 +80,11 @@ impl Outbound {
         self.alive.load(Ordering::Relaxed) && self.layout().flags.closed.load(Ordering::Relaxed) == 0
     }
 
+    /// Returns true once this side has closed the connection.
+    pub(crate) fn is_closed(&self) -> bool {
+        !self.alive.load(Ordering::Acquire)
+    }
+
     /// Closes the connection on this side: no request goes to the peer any more.
     pub(crate) fn close(&self) {
         self.alive.store(false, Ordering::Release);

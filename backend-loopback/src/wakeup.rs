@@ -56,6 +56,12 @@ impl Wakeup {
         Ok(self.shared_ready.get_or_init(|| ready))
     }
 
+    /// Returns true if other processes may mark slots, and clear marks.
+    #[inline]
+    pub(crate) fn is_shared(&self) -> bool {
+        self.shared_ready.get().is_some()
+    }
+
     /// Returns true if a peer may have marked its slot.
     #[inline]
     pub(crate) fn has_ready(&self) -> bool {
@@ -70,9 +76,9 @@ impl Wakeup {
         }
     }
 
-    /// Forgets all wakeups so far. Returns true if there was one.
-    pub(crate) fn clear(&self) -> bool {
-        self.pipe.get().is_some_and(WakeupPipe::clear)
+    /// Forgets all wakeups so far.
+    pub(crate) fn clear(&self) {
+        self.pipe.get().inspect(|pipe| pipe.clear());
     }
 }
 

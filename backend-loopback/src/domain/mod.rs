@@ -83,6 +83,12 @@ impl LoopbackDomain {
         Ok(Self { inner: Arc::new(inner) })
     }
 
+    /// What the domain's parts share.
+    #[cfg(test)]
+    pub(crate) fn state(&self) -> &Arc<DomainState> {
+        &self.inner.state
+    }
+
     fn connected(&self, operation: &'static str, slot: PeerSlot) -> Result<Arc<Outbound>> {
         let peer = self.inner.state.peers.find(slot).filter(|peer| !peer.leaving);
         peer.and_then(|peer| peer.outbound).ok_or_else(|| {
@@ -245,7 +251,7 @@ impl Connector for LoopbackDomain {
             state.peers.remove(slot, &peer.inbound);
         }
         if let Some(server) = self.inner.server.get() {
-            server.forget(slot);
+            server.forget(peer.outbound);
         }
     }
 }

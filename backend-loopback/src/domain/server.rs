@@ -8,8 +8,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use multirail_spi::{
-    Error, ErrorKind, HostSharing, Memory, MemoryKind, PeerSlot, Result, SharedRange, StagingPolicy,
-    WakeupPipe,
+    Error, ErrorKind, HostSharing, Memory, MemoryKind, Result, SharedRange, StagingPolicy, WakeupPipe,
 };
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
@@ -60,38 +59,17 @@ pub(super) struct DomainServer {
 enum PeerChange {
     /// This side has connected to a target. The thread watches the target's process.
     Connected(Arc<Outbound>),
-    /// This side has disconnected the peer.
-    Left(PeerSlot),
+    /// This side has disconnected a peer, after it has closed both halves. The connection to the target, if there was
+    /// one: its slot may be another peer's by now.
+    Left(Option<Arc<Outbound>>),
 }
 
 impl DomainServer {
     /// Starts a thread that serves `state`.
     pub(super) fn start(state: &Arc<DomainState>) -> Result<Self> {
-        let sharing = HostSharing::of_this_process()?;
-        let wakeup = Arc::new(WakeupPipe::new()?);
-        let listening = Arc::new(ListeningSocket::new(sharing, wakeup.clone())?);
-        let stop = Arc::new(AtomicBool::new(false));
-        let changes = Arc::new(Mutex::default());
-        let wait_error = |e| {
-            Error::os("prepare", "waiting for peer processes; raise the limit of open files (ulimit -n)", e)
-        };
-        let mut waits = WaitSet::new().map_err(wait_error)?;
-        waits.add(wakeup.as_fd(), WAKEUP).map_err(wait_error)?;
-        let mut server = ServerLoop {
-            state: state.clone(),
-            wakeup: wakeup.clone(),
-            stop: stop.clone(),
-            sharing,
-            listening: listening.clone(),
-            changes: Arc::clone(&changes),
-            waits,
-            listens_at: None,
-            next_connection: FIRST_CONNECTION,
-            connections: HashMap::new(),
-            strangers: 0,
-            targets: HashMap::new(),
-            processes: HashMap::new(),
-        };
+        let mut server = ServerLoop::new(state)?;
+        let (listening, wakeup) = (server.listening.clone(), server.wakeup.clone());
+        let (stop, changes) = (server.stop.clone(), server.changes.clone());
         let thread = std::thread::Builder::new().name("multirail-lo".into()).spawn(move || server.run());
         let thread =
             thread.map_err(|e| Error::os("prepare", "starting a thread; raise the limit (ulimit -u)", e))?;
@@ -108,9 +86,9 @@ impl DomainServer {
         self.change(PeerChange::Connected(outbound));
     }
 
-    /// This side has disconnected a peer.
-    pub(super) fn forget(&self, peer: PeerSlot) {
-        self.change(PeerChange::Left(peer));
+    /// This side has disconnected a peer, to which `outbound` was the connection.
+    pub(super) fn forget(&self, outbound: Option<Arc<Outbound>>) {
+        self.change(PeerChange::Left(outbound));
     }
 
     fn change(&self, change: PeerChange) {
@@ -151,8 +129,6 @@ struct ServerLoop {
     strangers: usize,
     /// Connections to targets in other processes, by the number of the process. The thread waits for each process once.
     targets: HashMap<u64, Vec<Arc<Outbound>>>,
-    /// The number of the process of the target in each slot.
-    processes: HashMap<PeerSlot, u64>,
 }
 
 /// A connection to an initiator in another process.
@@ -167,6 +143,32 @@ struct ClientConnection {
 }
 
 impl ServerLoop {
+    /// A server of `state`, which does not run yet.
+    fn new(state: &Arc<DomainState>) -> Result<Self> {
+        let sharing = HostSharing::of_this_process()?;
+        let wakeup = Arc::new(WakeupPipe::new()?);
+        let listening = Arc::new(ListeningSocket::new(sharing, wakeup.clone())?);
+        let wait_error = |e| {
+            Error::os("prepare", "waiting for peer processes; raise the limit of open files (ulimit -n)", e)
+        };
+        let mut waits = WaitSet::new().map_err(wait_error)?;
+        waits.add(wakeup.as_fd(), WAKEUP).map_err(wait_error)?;
+        Ok(Self {
+            state: state.clone(),
+            wakeup,
+            stop: Arc::default(),
+            sharing,
+            listening,
+            changes: Arc::default(),
+            waits,
+            listens_at: None,
+            next_connection: FIRST_CONNECTION,
+            connections: HashMap::new(),
+            strangers: 0,
+            targets: HashMap::new(),
+        })
+    }
+
     fn run(&mut self) {
         let mut ready = Vec::new();
         while !self.stop.load(Ordering::Acquire) {
@@ -176,7 +178,7 @@ impl ServerLoop {
             self.waits.wait(&mut ready);
             for number in ready.drain(..) {
                 match number {
-                    WAKEUP => _ = self.wakeup.clear(),
+                    WAKEUP => self.wakeup.clear(),
                     LISTENER => listener.iter().for_each(|listener| self.accept(listener)),
                     number if number & PROCESS != 0 => self.end_process(number),
                     number => self.serve(number),
@@ -194,8 +196,8 @@ impl ServerLoop {
         for change in changes {
             match change {
                 PeerChange::Connected(outbound) => self.watch(outbound),
-                PeerChange::Left(slot) => {
-                    self.forget_target(slot);
+                PeerChange::Left(outbound) => {
+                    outbound.iter().for_each(|outbound| self.forget_target(outbound));
                     let waits = &mut self.waits;
                     let strangers = &mut self.strangers;
                     let closed = self.connections.extract_if(|_, connection| connection.is_closed());
@@ -207,40 +209,37 @@ impl ServerLoop {
 
     /// Watches for the death of a target's process.
     fn watch(&mut self, outbound: Arc<Outbound>) {
-        let Some(end) = process_of(&outbound).and_then(PeerProcess::end) else { return };
-        let number = PROCESS | end.as_raw_fd() as u64;
+        // A peer that is disconnected while it connects may have left before it is to be watched.
+        if outbound.is_closed() {
+            return;
+        }
+        let Some((number, end)) = process_of(&outbound) else { return };
         let targets = self.targets.entry(number).or_default();
         if targets.is_empty()
             && let Err(error) = self.waits.add(end, number)
         {
             tracing::warn!(%error, "loopback: the process of a peer cannot be watched; free memory");
         }
-        self.processes.insert(outbound.peer, number);
         targets.push(outbound);
     }
 
     /// A process has ended.
     fn end_process(&mut self, number: u64) {
         let Some(targets) = self.targets.remove(&number) else { return };
-        if let Some(end) = targets.first().and_then(|first| process_of(first)).and_then(PeerProcess::end) {
+        if let Some((_, end)) = targets.first().and_then(|first| process_of(first)) {
             self.waits.remove(end);
         }
-        for outbound in targets {
-            self.processes.remove(&outbound.peer);
-            outbound.close();
-        }
+        targets.iter().for_each(|outbound| outbound.close());
         self.state.wakeup.wake();
     }
 
-    fn forget_target(&mut self, slot: PeerSlot) {
-        let Some(number) = self.processes.remove(&slot) else { return };
+    fn forget_target(&mut self, outbound: &Arc<Outbound>) {
+        let Some((number, end)) = process_of(outbound) else { return };
         let Some(targets) = self.targets.get_mut(&number) else { return };
-        let left: Vec<_> = targets.extract_if(.., |outbound| outbound.peer == slot).collect();
+        targets.retain(|target| !Arc::ptr_eq(target, outbound));
         if targets.is_empty() {
             self.targets.remove(&number);
-            if let Some(end) = left.first().and_then(|left| process_of(left)).and_then(PeerProcess::end) {
-                self.waits.remove(end);
-            }
+            self.waits.remove(end);
         }
     }
 
@@ -493,11 +492,14 @@ impl Drop for ClientConnection {
     }
 }
 
-/// The process of a peer. A target that closes in order says so in its segment, so this side has to watch only for its
-/// death.
-fn process_of(outbound: &Outbound) -> Option<&PeerProcess> {
-    match &outbound.location {
-        PeerLocation::OtherProcess(connection) => Some(&connection.process),
-        PeerLocation::ThisProcess { .. } => None,
-    }
+/// The descriptor that shows the end of a peer's process, and the number under which the thread waits for it. The number
+/// is the process's own as long as a connection to it is open. A target that closes in order says so in its segment, so
+/// this side has to watch only for its death.
+fn process_of(outbound: &Outbound) -> Option<(u64, BorrowedFd<'_>)> {
+    let PeerLocation::OtherProcess(connection) = &outbound.location else { return None };
+    let end = connection.process.end()?;
+    Some((PROCESS | end.as_raw_fd() as u64, end))
 }
+
+#[cfg(all(test, target_os = "linux", not(miri)))]
+mod tests;

@@ -151,17 +151,19 @@ impl PeerState {
         let fits = message.len as u64 <= receive.len;
         let len = if fits { message.len } else { 0 };
         let mut taken = if fits { Ok(()) } else { Err(ErrorKind::TooLarge) };
-        if receive.lkey & DEVICE_MEMORY != 0 {
+        let is_taken = if receive.lkey & DEVICE_MEMORY != 0 {
             let mut bytes = vec![0; len];
             // SAFETY: `bytes` has `len` bytes, and is this function's.
-            unsafe { self.receiver.take_message(layout, message, bytes.as_mut_ptr(), len) };
-            taken = taken.and_then(|()| gpu::store_message(regions, receive, &bytes));
+            let is_taken = unsafe { self.receiver.take_message(layout, message, bytes.as_mut_ptr(), len) };
+            taken = taken
+                .and_then(|()| if is_taken { gpu::store_message(regions, receive, &bytes) } else { Ok(()) });
+            is_taken
         } else {
             // SAFETY: the receive is posted and not ended: this endpoint may write its span, by the contract of
             // `post_recv`.
-            unsafe { self.receiver.take_message(layout, message, receive.local, len) };
-        }
-        if self.receiver.is_broken() {
+            unsafe { self.receiver.take_message(layout, message, receive.local, len) }
+        };
+        if !is_taken {
             // There was no memory for the payload.
             taken = taken.and(Err(ErrorKind::Exhausted));
         }
@@ -183,10 +185,12 @@ impl PeerState {
         while let Some(message) = self.receiver.pop_message() {
             let mut bytes = vec![0; message.len];
             // SAFETY: `bytes` has the length of the message, and is this function's.
-            unsafe {
+            let is_taken = unsafe {
                 self.receiver.take_message(self.inbound.layout(), &message, bytes.as_mut_ptr(), bytes.len())
             };
-            take(self.slot, &bytes, message.imm);
+            if is_taken {
+                take(self.slot, &bytes, message.imm);
+            }
         }
         if self.receiver.has_made_room(self.inbound.layout()) {
             self.outbound.iter().for_each(|outbound| outbound.wake());
@@ -235,6 +239,12 @@ impl PeerState {
                 && !staging_buffer()
                     .is_some_and(|buffer| buffer.is_posted(self.inbound.served.load(Ordering::Relaxed)));
         nothing_arrived && may_sleep
+    }
+
+    /// Returns true if the peer has written since the endpoint stopped to watch it. The peer has then taken the arming
+    /// of its ring back, in its own segment, where no other peer can change that.
+    pub(super) fn has_written_unwatched(&self) -> bool {
+        !self.is_watched && !self.leaving && !self.receiver.is_armed(self.inbound.layout())
     }
 
     /// Withdraws the request of [`arm`](Self::arm) for the next entry.

@@ -138,6 +138,38 @@ mod tests {
         map("test", file, 1 << 20, 1 << 20, true).unwrap();
     }
 
+    /// The kernel refuses any new mapping, in a process of its own.
+    #[test]
+    #[ignore = "the other process of the test below"]
+    fn asks_whether_memory_can_be_committed_without_memory() {
+        if std::env::var_os(CHILD).is_some() {
+            use rustix::process::{Resource, Rlimit, setrlimit};
+            let none = Rlimit { current: Some(0), maximum: None };
+            setrlimit(Resource::As, none).unwrap();
+            let (can_commit, no_mapping) = (can_commit_mapped(), Mapping::anonymous(4096).is_err());
+            setrlimit(Resource::As, Rlimit { current: None, maximum: None }).unwrap();
+            println!("\n@{no_mapping} {can_commit}");
+        }
+    }
+
+    #[test]
+    fn a_shortage_of_memory_does_not_change_how_segments_get_theirs() {
+        let can_commit = can_commit_mapped();
+        let said = child("asks_whether_memory_can_be_committed_without_memory");
+        assert!(said.contains(&format!("@true {can_commit}")), "{said}");
+    }
+
+    /// What another process says that runs the test `name`.
+    fn child(name: &str) -> String {
+        let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+        let name = format!("segment::mapping::tests::{name}");
+        child.args(["--ignored", "--exact", &name, "--nocapture"]);
+        let output = child.env(CHILD, "1").output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(output.status.success(), "{}: {said}", output.status);
+        said
+    }
+
     /// Maps the file of a hostile peer, in a process of its own, since `SIGBUS` may end the process.
     #[test]
     #[ignore = "the other process of the test below"]
@@ -172,16 +204,7 @@ mod tests {
         if rustix::fs::memfd_create("probe", MemfdFlags::HUGETLB).is_err() {
             return println!("skipped: this kernel has no hugetlbfs");
         }
-        let mut child = std::process::Command::new(std::env::current_exe().unwrap());
-        child.args([
-            "--ignored",
-            "--exact",
-            "segment::mapping::tests::touches_a_file_of_huge_pages",
-            "--nocapture",
-        ]);
-        let output = child.env(CHILD, "1").output().unwrap();
-        let said = String::from_utf8_lossy(&output.stdout);
-        assert!(output.status.success(), "{}: {said}", output.status);
+        let said = child("touches_a_file_of_huge_pages");
         assert!(said.contains("@Protocol") && said.contains("hugetlbfs"), "{said}");
     }
 

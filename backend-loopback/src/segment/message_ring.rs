@@ -302,7 +302,10 @@ impl RingReceiver {
     /// Takes the next arrival. Messages behind one that waits are queued.
     #[inline]
     pub(crate) fn next_arrival(&mut self, layout: &ConnectionLayout) -> Option<Arrival> {
-        while let Some(entry) = ring(layout).pop(&mut self.head) {
+        // A broken ring may have no memory under its next cell.
+        while !self.broken
+            && let Some(entry) = ring(layout).pop(&mut self.head)
+        {
             self.freed = true;
             if self.head >= self.committed {
                 self.commit_cells(layout);
@@ -311,7 +314,6 @@ impl RingReceiver {
                 Some(Arrival::Message(message)) if !self.waiting.is_empty() => {
                     self.waiting.push_back(message)
                 }
-                None if self.broken => return None,
                 None => {}
                 arrival => return arrival,
             }
@@ -341,7 +343,8 @@ impl RingReceiver {
         self.waiting.front()
     }
 
-    /// Copies a message, which waits no more, to `into` and frees its payload.
+    /// Copies a message, which waits no more, to `into` and frees its payload. Returns false if the payload has no memory:
+    /// then the receiver takes nothing more from the peer.
     ///
     /// # Safety
     /// `len` bytes from `into` are writable, and nothing else accesses them.
@@ -352,7 +355,7 @@ impl RingReceiver {
         message: &WaitingMessage,
         into: *mut u8,
         len: usize,
-    ) {
+    ) -> bool {
         self.freed = true;
         let payload = match message.bytes {
             MessageBytes::Inline(words) => {
@@ -360,25 +363,27 @@ impl RingReceiver {
                 self.inline_taken += 1;
                 layout.receiver.inline_taken.store(self.inline_taken, Ordering::Relaxed);
                 // SAFETY: `classify` checked the length; `into` by the caller.
-                return unsafe {
-                    copy(CopyStrategy::Plain, into, words.as_ptr().cast(), len.min(message.len))
-                };
+                unsafe { copy(CopyStrategy::Plain, into, words.as_ptr().cast(), len.min(message.len)) };
+                return true;
             }
             MessageBytes::Payload(payload) => payload,
         };
         let bit = 1 << payload;
-        if self.committed_payloads & bit == 0 {
-            // A sender that keeps to the rules has committed it.
-            self.broken |= !commit_payload(layout, payload);
+        // A sender that keeps to the rules has committed it.
+        let has_memory = self.committed_payloads & bit != 0 || commit_payload(layout, payload);
+        if has_memory {
             self.committed_payloads |= bit;
+            let strategy = strategy(len as u64, Locality::Auto);
+            // SAFETY: `classify` checked payload and length; `into` by the caller.
+            unsafe {
+                copy(strategy, into, layout.payloads[payload as usize].get().cast(), len.min(message.len));
+            }
+            finish(strategy);
         }
-        let len = if self.broken { 0 } else { len };
-        let strategy = strategy(len as u64, Locality::Auto);
-        // SAFETY: `classify` checked payload and length; `into` by the caller.
-        unsafe { copy(strategy, into, layout.payloads[payload as usize].get().cast(), len.min(message.len)) };
-        finish(strategy);
+        self.broken |= !has_memory;
         self.payloads &= !bit;
         layout.payloads_in_use.fetch_and(!bit, Ordering::Release);
+        has_memory
     }
 
     /// Returns true if the receiver has made room since the last call, and the peer has asked to be woken for that.
@@ -401,6 +406,11 @@ impl RingReceiver {
         layout.flags.armed.store(1, Ordering::Relaxed);
         fence(Ordering::SeqCst);
         self.broken || !ring(layout).ready(self.head)
+    }
+
+    /// Returns true if the peer has written nothing since [`arm`](Self::arm). Acquire, so that its entry is seen.
+    pub(crate) fn is_armed(&self, layout: &ConnectionLayout) -> bool {
+        layout.flags.armed.load(Ordering::Acquire) != 0
     }
 
     /// Withdraws the request of [`arm`](Self::arm).

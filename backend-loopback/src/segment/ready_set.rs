@@ -5,9 +5,9 @@
 //! endpoint costs one load for all of its silent peers.
 //!
 //! Peers in this process mark a set in private memory, peers in other processes one in a segment. A hostile process can
-//! set and clear marks of others. A mark too many costs a look at a ring. Whoever marks a slot also wakes the endpoint,
-//! and an endpoint that is woken and finds no reason looks at all rings: so a mark that was cleared delays an entry,
-//! but loses none.
+//! set and clear marks of others. A mark too many costs a look at the arming of a ring. A mark that was cleared delays an
+//! entry, but loses none: before an endpoint sleeps, and now and then while it does not sleep, it looks at the arming of
+//! all rings, which lies in the segment of each peer and which no other peer can change.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -163,6 +163,33 @@ mod exhaustive {
             peers.into_iter().for_each(|peer| peer.join().unwrap());
             look(&mut found);
             assert_eq!(found, [true; 2]);
+        });
+    }
+
+    /// The owner looks at the arming itself, as an endpoint does before it sleeps and when it is woken.
+    #[test]
+    fn an_entry_whose_mark_another_peer_clears_is_found_by_its_arming() {
+        loom::model(|| {
+            let rings = rings(1);
+            let peer = {
+                let rings = rings.clone();
+                loom::thread::spawn(move || write(&rings, 0))
+            };
+            let hostile = {
+                let rings = rings.clone();
+                loom::thread::spawn(move || rings.set.take(|_| {}))
+            };
+            let look = || {
+                let has_written = rings.armed[0].load(Ordering::Acquire) == 0;
+                let entry = rings.entries[0].load(Ordering::Relaxed);
+                assert!(!has_written || entry == 1, "the arming shows the entry");
+                has_written
+            };
+            let found_early = look();
+            // The peer wakes the owner after it has taken the arming back.
+            peer.join().unwrap();
+            assert!(look() || found_early);
+            hostile.join().unwrap();
         });
     }
 

@@ -44,16 +44,10 @@ impl WakeupPipe {
         self.receiver.as_raw_fd()
     }
 
-    /// Forgets all wakeups so far. Returns true if there was one.
-    pub fn clear(&self) -> bool {
-        let (mut sink, mut was_woken) = ([0; 64], false);
-        loop {
-            let read = (&self.receiver).read(&mut sink).unwrap_or(0);
-            was_woken |= read > 0;
-            if read < sink.len() {
-                return was_woken;
-            }
-        }
+    /// Forgets all wakeups so far.
+    pub fn clear(&self) {
+        let mut sink = [0; 64];
+        while matches!((&self.receiver).read(&mut sink), Ok(n) if n == sink.len()) {}
     }
 
     /// Sleeps until this pipe or one of `others` is readable, or until `limit` has passed. Returns true if this pipe is

@@ -127,3 +127,42 @@ fn an_invalid_entry_breaks_only_its_own_ring() {
     assert_eq!(receiver.next_imm(segment.content()), None);
     assert!(receiver.is_broken());
 }
+
+/// The cells behind the first page have no memory for the receiver.
+#[cfg(all(target_os = "linux", not(miri)))]
+#[test]
+fn a_ring_whose_cells_get_no_memory_is_read_no_more() {
+    let segment = Segment::create().unwrap();
+    let (layout, mut receiver) = (segment.content(), RingReceiver::default());
+    for imm in 0..200 {
+        assert!(send_imm(layout, imm, || ()));
+    }
+    let cells = std::ptr::from_ref(layout).cast::<u8>().wrapping_add(ConnectionLayout::HEAD);
+    let end = std::ptr::from_ref(&layout.leases).cast::<u8>();
+    let len = end as usize - cells as usize;
+    // SAFETY: pages of the segment, which this test alone has.
+    unsafe { rustix::mm::mprotect(cells.cast_mut().cast(), len, rustix::mm::MprotectFlags::empty()) }
+        .unwrap();
+    for imm in 0..FIRST_CELLS as u32 {
+        assert_eq!(receiver.next_imm(layout), Some(imm));
+    }
+    assert!(receiver.is_broken());
+    assert_eq!(receiver.next_imm(layout), None);
+    assert!(receiver.arm(layout));
+}
+
+/// An inline message that was taken is good, even if the ring broke before.
+#[cfg(all(target_os = "linux", not(miri)))]
+#[test]
+fn a_broken_ring_does_not_spoil_the_messages_before() {
+    let segment = Segment::create().unwrap();
+    let (layout, mut receiver) = (segment.content(), RingReceiver::default());
+    // SAFETY: four readable bytes.
+    assert!(unsafe { send_message(layout, [7_u8; 4].as_ptr(), 4, None, || ()) });
+    assert!(push(layout, &[0, 0]));
+    assert_eq!((receiver.next_imm(layout), receiver.is_broken()), (None, true));
+    let (message, mut into) = (receiver.pop_message().unwrap(), [0_u8; 4]);
+    // SAFETY: four writable bytes.
+    assert!(unsafe { receiver.take_message(layout, &message, into.as_mut_ptr(), 4) });
+    assert_eq!(into, [7; 4]);
+}
