@@ -90,10 +90,15 @@ impl PoolPart {
         self.buffer(buffer)
     }
 
-    /// Whether so many buffers are posted that one more can wait until the worker wakes for another reason: for the
-    /// message of one of those, at the latest.
-    fn has_enough_posted(&self) -> bool {
-        self.unposted.load(Ordering::Relaxed) <= self.count / 2
+    /// Whether the worker must wake to post a buffer that is free. Not if so many others are posted that this one can
+    /// wait until the worker wakes for another reason: for the message of one of those, at the latest.
+    ///
+    /// Of several rails, one may have all those buffers, and the next message comes over another. And the sender of a
+    /// notification waits for the credit of its buffer.
+    fn needs_worker(&self) -> bool {
+        self.engine.for_notifications
+            || self.engine.spreads_receives.load(Ordering::Relaxed)
+            || self.unposted.load(Ordering::Relaxed) > self.count / 2
     }
 
     /// The region, the offset and the length of a buffer.
@@ -277,11 +282,75 @@ impl Drop for Buffer {
         if !self.part.is_closed() {
             let (pool, buffer, freed_from) = (Arc::clone(&self.part), self.number, self.sender);
             let control = Control::PoolReceive { pool, buffer, freed_from };
-            // The sender of a notification waits for the credit of its buffer.
-            match self.part.has_enough_posted() && !self.part.engine.for_notifications {
-                true => self.part.engine.control_later(control),
-                false => self.part.engine.control(control),
-            }
+            self.part.engine.control_later(control, || self.part.needs_worker());
         }
+    }
+}
+
+#[cfg(all(test, not(multirail_loom)))]
+mod tests {
+    use std::sync::Weak;
+
+    use super::*;
+    use crate::memory::{RegionOwner, RegionSetup};
+    use crate::spi::{Access, HostBuffer};
+    use crate::{Op, PeerId};
+
+    struct NoOwner;
+
+    impl RegionOwner for NoOwner {
+        fn incarnation(&self) -> u64 {
+            0
+        }
+
+        fn addresses(&self) -> Vec<(String, Vec<u64>)> {
+            Vec::new()
+        }
+
+        fn revoke(&self, _: &Arc<RegionInner>) -> Result<Op> {
+            Ok(Op::ready(Ok(Outcome::default())))
+        }
+    }
+
+    /// A part of `count` buffers, of which the engine has posted `posted`.
+    fn part(count: u32, posted: u32) -> Arc<PoolPart> {
+        let setup = RegionSetup {
+            regions: vec![vec![None]].into(),
+            access: Access::LOCAL,
+            id: 1,
+            fabric_id: 1,
+            owner: Weak::<NoOwner>::new(),
+            retained: Weak::new(),
+        };
+        let memory = Arc::new(HostBuffer::new(count as usize * 8).unwrap());
+        let region = Arc::new(RegionInner::new(memory, setup));
+        let part = Arc::new(PoolPart::new(region, 8, EngineHandle::without_engine(), Arc::default()));
+        (0..posted).for_each(|buffer| drop(part.begin_post(buffer)));
+        part
+    }
+
+    /// Whether the worker wakes when a buffer is freed that had a message.
+    fn wakes(part: &Arc<PoolPart>) -> bool {
+        part.engine.parked.store(true, Ordering::Relaxed);
+        let outcome = Outcome { bytes: 1, peer: Some(PeerId::next()), ..Outcome::default() };
+        assert!(part.arrived(0, Ok(outcome)).is_none());
+        drop(part.inbox.try_next().unwrap().unwrap());
+        assert!(part.engine.controls.pop().is_some());
+        !part.engine.parked.load(Ordering::Relaxed)
+    }
+
+    #[test]
+    fn a_freed_buffer_wakes_the_worker_if_few_are_posted() {
+        let part = part(8, 6);
+        // Five are posted when the buffer is freed, four, three, ...
+        assert_eq!([(); 5].map(|()| wakes(&part)), [false, false, true, true, true]);
+    }
+
+    #[test]
+    fn a_freed_buffer_wakes_the_worker_if_receives_are_spread_over_rails() {
+        let part = part(8, 8);
+        assert!(!wakes(&part));
+        part.engine.spreads_receives.store(true, Ordering::Relaxed);
+        assert!(wakes(&part));
     }
 }

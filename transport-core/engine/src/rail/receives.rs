@@ -2,6 +2,7 @@
 //! them.
 
 use std::collections::VecDeque;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
 use foldhash::HashMap;
@@ -361,6 +362,7 @@ impl Receives {
             self.rails[*rail].announced = *announced;
         }
         self.used = used.into_iter().map(|(rail, _)| rail).collect();
+        handle.spreads_receives.store(self.used.len() > 1, Ordering::Relaxed);
         let is_movable = |receive: &Receive, rail: usize| {
             receive.posted_on == Some(rail) && receive.taken_back.is_none() && rails[rail].lost.is_none()
         };
