@@ -72,12 +72,10 @@ pub use domain::{Connector, Direct, Domain, MemoryRegion, RemoteKey, RemoteMemor
 pub use endpoint::{Armed, Endpoint, EndpointConfig, PostResult, TakeMessage};
 pub use error::{Error, ErrorKind, Result};
 pub use flush::Flushes;
-#[cfg(all(target_os = "linux", not(miri)))]
-pub use memory::CarvedBuffer;
 #[cfg(unix)]
 pub use memory::DmaBuf;
 pub use memory::{Access, Flush, Locality, Memory, MemoryKind};
-pub use memory::{HostBuffer, HostRange};
+pub use memory::{HostArenas, HostBuffer, HostRange};
 #[cfg(unix)]
 pub use memory::{HostSharing, Mapping, SharedRange, page_size};
 #[cfg(target_os = "linux")]

@@ -401,6 +401,7 @@ impl FabricBuilder {
             peers: Mutex::new(HashMap::new()),
             next_region: AtomicU64::new(1),
             notifier: OnceLock::new(),
+            host_memory: Arc::default(),
             // Held by the rails that may touch the memory, if there are any.
             retained: Arc::downgrade(&retained),
             #[cfg(unix)]

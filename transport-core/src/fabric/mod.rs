@@ -54,16 +54,6 @@ enum RegisterOn {
     Companions,
 }
 
-/// New host memory for a region with that access. Small buffers share files.
-fn host_memory(len: usize, access: Access) -> Result<Arc<dyn Memory>> {
-    #[cfg(all(target_os = "linux", not(miri)))]
-    if let Some(carved) = crate::spi::CarvedBuffer::new(len, access != Access::LOCAL)? {
-        return Ok(Arc::new(carved));
-    }
-    let _ = access;
-    Ok(Arc::new(HostBuffer::new(len)?))
-}
-
 /// Waits for peers: [`Fabric::listen`].
 pub type Listener = control::Listener<Peer>;
 
@@ -76,14 +66,14 @@ pub struct Fabric(pub(crate) Arc<FabricInner>);
 impl Fabric {
     /// Allocates host memory that peers on this host can map, and registers it.
     pub fn alloc(&self, len: usize, access: Access) -> Result<Region> {
-        let memory = host_memory(len, access)?;
+        let memory = self.0.host_memory.alloc(len, access != Access::LOCAL)?;
         // SAFETY: the buffer is new, and only the region will know it.
         unsafe { self.register(memory, access) }
     }
 
     /// As [`Fabric::alloc`]. Registers the memory near one rail group only: see [`Fabric::register_near`].
     pub fn alloc_near(&self, group: usize, len: usize, access: Access) -> Result<Region> {
-        let memory = host_memory(len, access)?;
+        let memory = self.0.host_memory.alloc(len, access != Access::LOCAL)?;
         // SAFETY: the buffer is new, and only the region will know it.
         unsafe { self.register_near(group, memory, access) }
     }

@@ -2,6 +2,7 @@
 
 #[cfg(all(target_os = "linux", not(miri)))]
 mod carved_buffer;
+mod host_arenas;
 mod host_buffer;
 mod host_range;
 #[cfg(unix)]
@@ -16,8 +17,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use crate::Result;
-#[cfg(all(target_os = "linux", not(miri)))]
-pub use carved_buffer::CarvedBuffer;
+pub use host_arenas::HostArenas;
 pub use host_buffer::HostBuffer;
 pub use host_range::HostRange;
 #[cfg(unix)]
