@@ -6,7 +6,7 @@ use crate::engine::memory::RemoteInner;
 use crate::engine::peer::Link;
 use crate::engine::plan::way::{CoalescingCosts, CopyCosts, PageLoad, SlotCosts, Way, WayCosts};
 use crate::options::WriteOptions;
-use crate::spi::{Capabilities, WorkKind};
+use crate::spi::{Capabilities, Operations, WorkKind};
 use crate::{CoalescePolicy, Error, ErrorKind, Paths, Peer, Result};
 
 /// Bytes of the pages of a slot and the most pages of a slot, which the processor and a GPU fill; slots of a rail; and
@@ -168,7 +168,8 @@ fn costs_of(capabilities: &Capabilities, rails: u32, kind: WorkKind, on_gpu: boo
             slots: SLOTS * rails,
             slot_line_ns: if line > 0.0 { slot_bytes as f64 / line * f64::from(rails) * 1e9 } else { 0.0 },
             page_entry_bytes: ENTRY_BYTES,
-            slot_requests: if capabilities.arrivals_name_connection { 1 } else { 2 },
+            // An imm announces the bytes of the message that carries it. Without imms, a second message does that.
+            slot_requests: if capabilities.operations.contains(Operations::WRITE_IMM) { 1 } else { 2 },
             response_ns: request.response_ns,
             source: side(SOURCE),
             target: side(TARGET),
