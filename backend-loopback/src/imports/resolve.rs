@@ -92,7 +92,8 @@ mod other_process {
     use crate::other_process::{TargetConnection, gpu_memory, short_of_memory};
     #[cfg(target_os = "linux")]
     use crate::other_process::{ptrace_diagnosis, vm_call::probe};
-    use crate::segment::{Segment, commit_pages, mapping};
+    use crate::segment::mapping::{self, FilePart};
+    use crate::segment::{Segment, commit_pages};
 
     /// The longest limit of an import. A longer one could overflow the system's clocks.
     const MAX_LIMIT: Duration = Duration::from_secs(24 * 3600);
@@ -218,13 +219,8 @@ mod other_process {
             return Err(Error::new(ErrorKind::Protocol, "import", context));
         };
         let writable = access.contains(Access::REMOTE_WRITE);
-        let mapping = match (offset, file_len) {
-            #[cfg(target_os = "linux")]
-            (offset, file_len) if (offset, file_len) != (0, len) => {
-                mapping::map_range("import", file.as_fd(), (offset, file_len), size, writable)?
-            }
-            _ => mapping::map("import", file.as_fd(), size, size, writable)?,
-        };
+        let part = FilePart { offset, len: size, file_len, committed: size };
+        let mapping = mapping::map("import", file.as_fd(), part, writable)?;
         // The owner has page-locked the region, which makes copies of GPUs faster. If this process uses a GPU, it also
         // page-locks the region.
         let lock = if locked { gpu_memory::lock(mapping.start(), size) } else { None };

@@ -2,7 +2,8 @@
 //!
 //! [`ConnectionLayout`] is in the segment of every connection: a [`message_ring`] (a [`ring`] of entries, and message
 //! payloads) and a [`lease_table`]. [`SharedStagingBuffer`](staging_buffer::SharedStagingBuffer) is in a second
-//! segment, of connections that stage. Each domain has a [`ready_set`]. [`mapping`] checks the files behind segments and regions before they are mapped.
+//! segment, of connections that stage. Each domain has a [`ready_set`]. [`mapping`] checks the files behind segments and
+//! regions before they are mapped.
 
 mod layout;
 pub(crate) mod lease_table;
@@ -23,6 +24,7 @@ use multirail_spi::{
 };
 
 pub(crate) use layout::ConnectionLayout;
+use mapping::FilePart;
 
 /// A type that may lie in a segment.
 ///
@@ -82,7 +84,12 @@ impl<T: SegmentContent> Segment<T> {
     /// Maps the peer's segment from its file.
     pub(crate) fn map(file: std::os::fd::BorrowedFd<'_>) -> Result<Self> {
         let committed = if commits_on_demand() { T::HEAD } else { Self::SIZE };
-        let mapping = mapping::map("connect", file, Self::SIZE, committed, true)?;
+        let part = FilePart { committed, ..FilePart::whole(Self::SIZE) };
+        let mapping = mapping::map("connect", file, part, true)?;
+        if commits_on_demand() {
+            // The file may have its memory elsewhere.
+            mapping::commit_mapped("connect", mapping.start().as_ptr(), T::HEAD, true)?;
+        }
         Ok(Self { content: checked(mapping.start().as_ptr(), Self::SIZE), backing: Backing::Mapped(mapping) })
     }
 
@@ -217,6 +224,23 @@ mod tests {
         assert_eq!(segment.content().sender.tail.load(Ordering::Relaxed), 0);
         // SAFETY: in bounds of a segment that only this test uses.
         (0..len).filter(|at| !is_kept(at)).all(|at| unsafe { start.add(at).read() } == 0)
+    }
+
+    #[cfg(all(target_os = "linux", not(miri)))]
+    #[test]
+    fn the_head_of_a_peers_segment_has_memory_once_it_is_mapped() {
+        use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, SeekFrom};
+        if !commits_on_demand() || multirail_spi::HostSharing::of_this_process().unwrap().is_portable() {
+            return println!("skipped: the whole segment gets memory");
+        }
+        // A hostile peer's file, whose memory lies behind its end.
+        let file = rustix::fs::memfd_create("hollow", MemfdFlags::ALLOW_SEALING).unwrap();
+        let (size, head) = (Segment::<ConnectionLayout>::SIZE as u64, ConnectionLayout::HEAD as u64);
+        rustix::fs::ftruncate(&file, size).unwrap();
+        rustix::fs::fallocate(&file, FallocateFlags::KEEP_SIZE, size, 2 * head).unwrap();
+        rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW).unwrap();
+        let _segment = Segment::<ConnectionLayout>::map(file.as_fd()).unwrap();
+        assert!(rustix::fs::seek(&file, SeekFrom::Hole(0)).unwrap() >= head);
     }
 
     #[test]

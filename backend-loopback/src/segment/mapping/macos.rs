@@ -4,6 +4,8 @@ use std::os::fd::BorrowedFd;
 
 use multirail_spi::Result;
 
+use super::FilePart;
+
 /// The largest page, in bytes (Apple's processors).
 const LARGEST_PAGE: u64 = 16 << 10;
 
@@ -27,7 +29,7 @@ pub(super) fn has_fixed_size(file: BorrowedFd<'_>, len: usize) -> bool {
 }
 
 /// Returns true: the kernel swaps, compresses, or ends processes, but raises no signal for a page that it has not got.
-pub(super) fn has_memory(_: BorrowedFd<'_>, _: usize) -> bool {
+pub(super) fn has_memory(_: BorrowedFd<'_>, _: &FilePart) -> bool {
     true
 }
 
