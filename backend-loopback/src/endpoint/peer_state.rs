@@ -102,17 +102,7 @@ impl PeerState {
             };
             let _ = into.push(event);
         }
-        if self.receiver.has_made_room(self.inbound.layout()) {
-            self.outbound.iter().for_each(|outbound| outbound.wake());
-        }
-        if self.receiver.is_broken() {
-            tracing::warn!(
-                peer = self.slot.0,
-                "loopback: a peer wrote an invalid entry into its message ring; it is disconnected"
-            );
-            self.inbound.close();
-            self.outbound.iter().for_each(|outbound| outbound.close());
-        }
+        self.after_taking();
         let has_received = into.spare() < before;
         self.has_written |= has_received;
         has_received
@@ -192,9 +182,32 @@ impl PeerState {
                 take(self.slot, &bytes, message.imm);
             }
         }
+        self.after_taking();
+    }
+
+    /// Follows each taking from the ring: wakes a peer that waits for room, and disconnects one whose ring is broken.
+    #[inline]
+    fn after_taking(&mut self) {
         if self.receiver.has_made_room(self.inbound.layout()) {
             self.outbound.iter().for_each(|outbound| outbound.wake());
         }
+        if self.receiver.is_broken() {
+            self.shut_out();
+        }
+    }
+
+    /// Disconnects the peer, unless this side has done so.
+    #[cold]
+    fn shut_out(&self) {
+        if self.inbound.is_closed() {
+            return;
+        }
+        tracing::warn!(
+            peer = self.slot.0,
+            "loopback: the message ring of a peer has an invalid entry, or no memory; the peer is disconnected"
+        );
+        self.inbound.close();
+        self.outbound.iter().for_each(|outbound| outbound.close());
     }
 
     /// The imms that arrived before the connection ended, and the messages for which receives are posted: their writes
@@ -213,6 +226,7 @@ impl PeerState {
             let Some(event) = self.next_message(receives, regions) else { break };
             push(event);
         }
+        self.after_taking();
     }
 
     /// Arms the ring of a silent peer. Returns false if the endpoint must go on to look at it.
@@ -232,12 +246,14 @@ impl PeerState {
             (Some(_), None) => false,
             (None, _) => true,
         };
-        let staging_buffer = || self.inbound.staging_buffer().filter(|_| self.outbound.is_some());
+        let is_posted = || {
+            let buffer = self.inbound.staging_buffer().filter(|_| self.outbound.is_some());
+            buffer.is_some_and(|buffer| buffer.is_posted(self.inbound.served.load(Ordering::Relaxed)))
+        };
+        let can_go_on = || can_receive && self.receiver.has_waiting() || is_posted();
+        // A broken ring is armed too, but nothing more is taken from its peer.
         let nothing_arrived = self.leaving
-            || self.receiver.arm(self.inbound.layout())
-                && !(can_receive && self.receiver.next_message().is_some())
-                && !staging_buffer()
-                    .is_some_and(|buffer| buffer.is_posted(self.inbound.served.load(Ordering::Relaxed)));
+            || self.receiver.arm(self.inbound.layout()) && (self.receiver.is_broken() || !can_go_on());
         nothing_arrived && may_sleep
     }
 

@@ -1,8 +1,12 @@
 use multirail_spi::{Clock, Connector, DomainSetup, VirtualClock};
 
+use multirail_spi::staging::{SlotRequest, SlotRequestKind};
+
 use super::*;
 use crate::config::LoopbackConfig;
 use crate::domain::LoopbackDomain;
+use crate::outbound::Outbound;
+use crate::segment::message_ring;
 
 /// More than are watched when they are silent.
 const PEERS: usize = 40;
@@ -133,4 +137,65 @@ fn a_mark_without_an_entry_changes_nothing() {
     (0..PEERS as u32).for_each(|slot| crowd.endpoint.state.wakeup.mark_ready(slot));
     assert!(crowd.imms().is_empty());
     assert_eq!(crowd.unwatched(), unwatched);
+}
+
+/// An endpoint, and its only peer.
+struct Pair {
+    endpoint: LoopbackEndpoint,
+    peer: LoopbackDomain,
+    slot: PeerSlot,
+}
+
+impl Pair {
+    fn new() -> Self {
+        let clock = VirtualClock::default();
+        let (own, peer) = (Arc::new(domain(&clock)), domain(&clock));
+        let ((there, offer), (slot, answer)) = (own.prepare().unwrap(), peer.prepare().unwrap());
+        own.complete(there, &answer).unwrap();
+        peer.complete(slot, &offer).unwrap();
+        let mut endpoint = LoopbackEndpoint::new(own.state(), &EndpointConfig::default(), own.clone());
+        endpoint.poll(&mut Completions::with_room(1));
+        Self { endpoint, peer, slot }
+    }
+
+    fn outbound(&self) -> Arc<Outbound> {
+        self.peer.state().peers.find(self.slot).unwrap().outbound.unwrap()
+    }
+
+    /// The peer writes an invalid entry, and the endpoint finds it.
+    fn break_ring(&mut self) {
+        let outbound = self.outbound();
+        message_ring::send_invalid(outbound.layout(), || outbound.mark_ready());
+        self.endpoint.poll(&mut Completions::with_room(8));
+        assert!(!outbound.is_alive(), "the peer is disconnected");
+    }
+
+    fn sleeps(&mut self) -> bool {
+        matches!(self.endpoint.arm(), Armed::Fd(_))
+    }
+}
+
+#[test]
+fn a_slot_of_a_peer_that_breaks_its_ring_keeps_no_endpoint_awake() {
+    let mut pair = Pair::new();
+    let outbound = pair.outbound();
+    let PeerLocation::ThisProcess { inbound, .. } = &outbound.location else { panic!("in this process") };
+    let buffer = inbound.open_staging_buffer().unwrap().content();
+    pair.break_ring();
+    buffer.post(0, &SlotRequest { kind: SlotRequestKind::Write, key: 0, offset: 0, len: 1 });
+    assert!(pair.sleeps());
+}
+
+#[test]
+fn a_message_of_a_peer_that_breaks_its_ring_keeps_no_endpoint_awake() {
+    let mut pair = Pair::new();
+    let outbound = pair.outbound();
+    // SAFETY: a local array's bytes.
+    assert!(unsafe { message_ring::send_message(outbound.layout(), [7].as_ptr(), 1, None, || ()) });
+    pair.break_ring();
+    let mut into = [0; 8];
+    let receive = ReceiveRequest { id: 1, local: into.as_mut_ptr(), lkey: 0, len: 8 };
+    // SAFETY: `into` lives as long as the endpoint is polled.
+    assert_eq!(unsafe { pair.endpoint.post_recv(&[receive]) }.accepted, 1);
+    assert!(pair.sleeps());
 }

@@ -105,6 +105,13 @@ pub(crate) fn send_imm(layout: &ConnectionLayout, imm: u32, wake: impl FnOnce())
     sent
 }
 
+/// Sends an entry that no peer may send.
+#[cfg(test)]
+pub(crate) fn send_invalid(layout: &ConnectionLayout, wake: impl FnOnce()) {
+    assert!(push(layout, &[0, 0]));
+    wake_if_armed(layout, wake);
+}
+
 /// Returns true if there is room for an imm now.
 #[inline]
 pub(crate) fn has_room(layout: &ConnectionLayout) -> bool {
@@ -212,8 +219,9 @@ pub(crate) unsafe fn send_message(
     sent
 }
 
-/// Calls `wake` if the target does not look at the ring, or sleeps. The fence pairs with the one in [`RingReceiver::arm`]: either this side sees
-/// that the target is armed, or the target sees the entry (or the slot of a staging buffer).
+/// Calls `wake` if the target does not look at the ring, or sleeps. The fence pairs with the one in
+/// [`RingReceiver::arm`]: either this side sees that the target is armed, or the target sees the entry (or the slot of a
+/// staging buffer).
 #[inline]
 pub(crate) fn wake_if_armed(layout: &ConnectionLayout, wake: impl FnOnce()) {
     fence(Ordering::SeqCst);
@@ -343,8 +351,8 @@ impl RingReceiver {
         self.waiting.front()
     }
 
-    /// Copies a message, which waits no more, to `into` and frees its payload. Returns false if the payload has no memory:
-    /// then the receiver takes nothing more from the peer.
+    /// Copies a message, which waits no more, to `into` and frees its payload. Returns false if the payload has no
+    /// memory: then the receiver takes nothing more from the peer.
     ///
     /// # Safety
     /// `len` bytes from `into` are writable, and nothing else accesses them.
@@ -402,7 +410,7 @@ impl RingReceiver {
     }
 
     /// Asks the peer to tell of its next entry. Returns false if there is an entry already.
-    pub(crate) fn arm(&mut self, layout: &ConnectionLayout) -> bool {
+    pub(crate) fn arm(&self, layout: &ConnectionLayout) -> bool {
         layout.flags.armed.store(1, Ordering::Relaxed);
         fence(Ordering::SeqCst);
         self.broken || !ring(layout).ready(self.head)
@@ -414,7 +422,7 @@ impl RingReceiver {
     }
 
     /// Withdraws the request of [`arm`](Self::arm).
-    pub(crate) fn disarm(&mut self, layout: &ConnectionLayout) {
+    pub(crate) fn disarm(&self, layout: &ConnectionLayout) {
         layout.flags.armed.store(0, Ordering::Relaxed);
     }
 
