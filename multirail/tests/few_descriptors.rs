@@ -73,6 +73,7 @@ fn file_of(region: &Region) -> u64 {
 }
 
 /// The peer: has more regions than descriptors. Lines on its input say which regions have the content of another one.
+/// Once its input ends, the other process is gone.
 #[test]
 #[ignore = "the other process of the test below"]
 fn peer() {
@@ -85,13 +86,22 @@ fn peer() {
         region.copy_in(0, &content(number)).unwrap();
         fabric.publish(&number.to_string(), region).unwrap();
     }
-    let _peer = wait(fabric.connect(&std::env::var(CHILD).unwrap()), LIMIT).unwrap().unwrap();
+    let file_of_next = || file_of(&fabric.alloc(LEN, Access::all()).unwrap());
+    let peer = wait(fabric.connect(&std::env::var(CHILD).unwrap()), LIMIT).unwrap().unwrap();
     for line in std::io::stdin().lock().lines().map_while(Result::ok) {
         let changed: Vec<usize> = line.split(' ').map(|number| number.parse().unwrap()).collect();
         let expected = |number: usize| content(if changed.contains(&number) { number + 1 } else { number });
         let wrong = (0..REGIONS).filter(|number| bytes(&regions[*number]) != expected(*number)).count();
         println!("\n@{wrong}");
+        assert_eq!(file_of_next(), file_of(&regions[REGIONS - 1]), "nobody has left");
     }
+    wait(peer.closed(), LIMIT).unwrap();
+    // The handle is told first.
+    let start = std::time::Instant::now();
+    while file_of_next() == file_of(&regions[REGIONS - 1]) {
+        assert!(start.elapsed() < LIMIT, "the peer that left may have the file");
+    }
+    println!("\n@gone");
 }
 
 struct PeerProcess(Child);
@@ -126,7 +136,11 @@ fn a_peer_may_have_more_regions_than_descriptors() {
     let mut input = process.0.stdin.take().unwrap();
     writeln!(input, "{}", changed.map(|number| number.to_string()).join(" ")).unwrap();
     let said = BufReader::new(process.0.stdout.take().unwrap()).lines().map_while(Result::ok);
-    assert_eq!(said.filter_map(|line| line.strip_prefix('@').map(str::to_owned)).next().unwrap(), "0");
+    let mut said = said.filter_map(|line| line.strip_prefix('@').map(str::to_owned));
+    assert_eq!(said.next().unwrap(), "0");
+    drop(input);
+    peer.disconnect();
+    assert_eq!(said.next().unwrap(), "gone");
 }
 
 #[test]
@@ -157,13 +171,12 @@ fn fabrics_with_few_descriptors() {
     let (peer, _) = fabric.connect_local(&other).unwrap();
     assert_eq!(file_of(&alloc(&fabric, Access::all())), file_of(&first));
     peer.disconnect();
-    let later = alloc(&fabric, Access::all());
-    assert_ne!(file_of(&later), file_of(&first), "the peer that left may have the file");
+    assert_eq!(file_of(&alloc(&fabric, Access::all())), file_of(&first), "no other process has the file");
     println!("\n@apart");
 }
 
 #[test]
-fn files_belong_to_one_fabric_until_a_peer_leaves() {
+fn files_belong_to_one_fabric() {
     if is_portable() {
         return;
     }

@@ -128,7 +128,15 @@ struct ServerLoop {
     /// Connections that have not shown a token.
     strangers: usize,
     /// Connections to targets in other processes, by the number of the process. The thread waits for each process once.
-    targets: HashMap<u64, Vec<Arc<Outbound>>>,
+    targets: HashMap<u64, TargetProcess>,
+}
+
+/// A process with targets.
+#[derive(Default)]
+struct TargetProcess {
+    /// Whether the thread waits for its end.
+    is_watched: bool,
+    connections: Vec<Arc<Outbound>>,
 }
 
 /// A connection to an initiator in another process.
@@ -214,30 +222,34 @@ impl ServerLoop {
             return;
         }
         let Some((number, end)) = process_of(&outbound) else { return };
-        let targets = self.targets.entry(number).or_default();
-        if targets.is_empty()
-            && let Err(error) = self.waits.add(end, number)
-        {
-            tracing::warn!(%error, "loopback: the process of a peer cannot be watched; free memory");
+        let process = self.targets.entry(number).or_default();
+        if !process.is_watched {
+            match self.waits.add(end, number) {
+                Ok(()) => process.is_watched = true,
+                // The next connection tries again.
+                Err(error) => {
+                    tracing::warn!(%error, "loopback: the process of a peer cannot be watched; free memory");
+                }
+            }
         }
-        targets.push(outbound);
+        process.connections.push(outbound);
     }
 
     /// A process has ended.
     fn end_process(&mut self, number: u64) {
-        let Some(targets) = self.targets.remove(&number) else { return };
-        if let Some((_, end)) = targets.first().and_then(|first| process_of(first)) {
+        let Some(TargetProcess { connections, .. }) = self.targets.remove(&number) else { return };
+        if let Some((_, end)) = connections.first().and_then(|first| process_of(first)) {
             self.waits.remove(end);
         }
-        targets.iter().for_each(|outbound| outbound.close());
+        connections.iter().for_each(|outbound| outbound.close());
         self.state.wakeup.wake();
     }
 
     fn forget_target(&mut self, outbound: &Arc<Outbound>) {
         let Some((number, end)) = process_of(outbound) else { return };
-        let Some(targets) = self.targets.get_mut(&number) else { return };
-        targets.retain(|target| !Arc::ptr_eq(target, outbound));
-        if targets.is_empty() {
+        let Some(TargetProcess { connections, .. }) = self.targets.get_mut(&number) else { return };
+        connections.retain(|target| !Arc::ptr_eq(target, outbound));
+        if connections.is_empty() {
             self.targets.remove(&number);
             self.waits.remove(end);
         }
@@ -400,6 +412,10 @@ impl ClientConnection {
                 return self.reply(&ServerReply::Refused { number, why }, &[]);
             }
         };
+        let shared = if found.is_shareable { found.memory.shared_range() } else { None };
+        // Before the lease is opened: if the peer leaves meanwhile, either it gets no file, or the owner knows of it
+        // then.
+        shared.inspect(SharedRange::hand_out);
         let opened = self.inbound.as_ref().map(|inbound| state.regions.open(inbound, key));
         if let Some(Err(error)) = opened {
             let why = if error.kind() == ErrorKind::Exhausted {
@@ -414,9 +430,7 @@ impl ClientConnection {
         if let MemoryKind::Cuda { .. } = found.memory.kind() {
             return self.describe_gpu_region(number, &*found.memory, access);
         }
-        if let (true, Some(SharedRange { file, offset, file_len })) =
-            (found.is_shareable, found.memory.shared_range())
-        {
+        if let Some(SharedRange { file, offset, file_len, .. }) = shared {
             // A range of a larger file has its memory.
             if file_len == len
                 && let Err(error) = mapping::commit("import", file, found.memory.len())
@@ -492,9 +506,9 @@ impl Drop for ClientConnection {
     }
 }
 
-/// The descriptor that shows the end of a peer's process, and the number under which the thread waits for it. The number
-/// is the process's own as long as a connection to it is open. A target that closes in order says so in its segment, so
-/// this side has to watch only for its death.
+/// The descriptor that shows the end of a peer's process, and the number under which the thread waits for it. The
+/// number is the process's own as long as a connection to it is open. A target that closes in order says so in its
+/// segment, so this side has to watch only for its death.
 fn process_of(outbound: &Outbound) -> Option<(u64, BorrowedFd<'_>)> {
     let PeerLocation::OtherProcess(connection) = &outbound.location else { return None };
     let end = connection.process.end()?;

@@ -156,7 +156,7 @@ impl FabricInner {
     pub(crate) fn forget(&self, peer: PeerId) {
         let peer = lock(&self.peers).remove(&peer);
         drop(peer);
-        // The peer must not reach what is allocated from now on.
+        // The peer, which is disconnected, must not reach what is allocated from now on.
         self.host_memory.retire();
     }
 

@@ -25,7 +25,7 @@ fn apply(server: &mut ServerLoop, changes: impl IntoIterator<Item = PeerChange>)
 }
 
 fn watched(server: &ServerLoop) -> Vec<&Arc<Outbound>> {
-    server.targets.values().flatten().collect()
+    server.targets.values().flat_map(|process| &process.connections).collect()
 }
 
 #[test]
@@ -56,6 +56,21 @@ fn a_peer_that_left_before_it_was_watched_is_not_watched() {
     outbound.close();
     apply(&mut server, [PeerChange::Left(Some(outbound.clone())), PeerChange::Connected(outbound)]);
     assert!(watched(&server).is_empty());
+}
+
+#[test]
+fn a_process_that_could_not_be_watched_is_watched_with_its_next_connection() {
+    let (target, own) = (domain(), domain());
+    let mut server = ServerLoop::new(own.state()).unwrap();
+    let [first, second] = [0, 1].map(|slot| connection(&target, PeerSlot(slot)));
+    let (number, end) = process_of(&first).unwrap();
+    // The kernel refuses a descriptor that it has already.
+    server.waits.add(end, number).unwrap();
+    apply(&mut server, [PeerChange::Connected(first.clone())]);
+    assert!(!server.targets[&number].is_watched);
+    server.waits.remove(end);
+    apply(&mut server, [PeerChange::Connected(second)]);
+    assert!(server.targets[&number].is_watched && watched(&server).len() == 2);
 }
 
 #[test]

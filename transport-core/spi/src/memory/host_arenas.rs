@@ -1,5 +1,5 @@
-//! The host memory of one fabric: a file for each buffer, or, once the process is short of descriptors, files that small
-//! buffers share.
+//! The host memory of one fabric: a file for each buffer, or, once the process is short of descriptors, files that
+//! small buffers share.
 
 use std::sync::Arc;
 
@@ -13,9 +13,10 @@ use crate::Result;
 /// A process may have more regions than open files: once the files of its buffers take a quarter of its descriptors
 /// (`ulimit -n`), further buffers of at most 512 KiB are carved from files that they share.
 ///
-/// A peer that imports a carved buffer gets the file, and so could map the other buffers in it: those of the same fabric
-/// that peers may reach. Such a peer may use them anyway. The buffers that no peer may reach, and those of other fabrics
-/// and tenants, are in other files. After [`HostArenas::retire`] nothing more is carved from the files that a peer may have.
+/// A peer that imports a carved buffer gets the file, and so could map the other buffers in it: those of the same
+/// fabric that peers may reach. Such a peer may use them anyway. The buffers that no peer may reach, and those of other
+/// fabrics and tenants, are in other files. After [`HostArenas::retire`] nothing more is carved from the files that a
+/// peer may have.
 #[derive(Default)]
 pub struct HostArenas {
     /// The files that no peer gets, and those that peers may map.
@@ -39,7 +40,8 @@ impl HostArenas {
         Ok(Arc::new(HostBuffer::new(len)?))
     }
 
-    /// A peer has left, which may keep the files that it has mapped: no more buffers are carved from them.
+    /// A peer has left, which may keep the files that it has mapped: no more buffers are carved from the files that a
+    /// peer may have ([`SharedRange::hand_out`](super::SharedRange::hand_out)).
     pub fn retire(&self) {
         #[cfg(all(target_os = "linux", not(miri)))]
         self.carvers[1].retire();

@@ -163,18 +163,6 @@ impl Mapping {
         Ok(())
     }
 
-    /// Maps `file`, which this mapping is of, again where [`Mapping::discard_range`] has replaced its pages. The owner of
-    /// the range asks for it.
-    #[cfg(target_os = "linux")]
-    pub(crate) fn restore_range(&self, file: BorrowedFd<'_>, offset: usize, len: usize) -> io::Result<()> {
-        assert!(offset.checked_add(len).is_some_and(|end| end <= self.len));
-        let at = self.start.as_ptr().wrapping_add(offset).cast();
-        let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::FIXED);
-        // SAFETY: replaces pages of this mapping alone, whose owner asks for it.
-        unsafe { rustix::mm::mmap(at, len, protection, flags, file, offset as u64) }?;
-        Ok(())
-    }
-
     /// The first byte.
     pub fn start(&self) -> NonNull<u8> {
         self.start
@@ -229,8 +217,8 @@ fn commit_in_steps(
 }
 
 /// Puts memory under the pages of `len` mapped bytes from `start` on, and maps them: so that a later access raises no
-/// signal, whoever owns the file. Of a mapping that is not `writable`, zeroed pages. The error is `INVAL` on Linux before
-/// 5.14; any other one but `INTR` and `AGAIN`, which never come, says that there is no memory.
+/// signal, whoever owns the file. Of a mapping that is not `writable`, zeroed pages. The error is `INVAL` on Linux
+/// before 5.14; any other one but `INTR` and `AGAIN`, which never come, says that there is no memory.
 #[cfg(target_os = "linux")]
 pub fn populate_range(start: *const u8, len: usize, writable: bool) -> rustix::io::Result<()> {
     use rustix::io::Errno;

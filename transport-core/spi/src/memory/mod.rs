@@ -15,6 +15,8 @@ mod sharing;
 #[cfg(unix)]
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
+#[cfg(unix)]
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::Result;
 pub use host_arenas::HostArenas;
@@ -79,6 +81,19 @@ pub struct SharedRange<'a> {
     pub offset: u64,
     /// Bytes of the file.
     pub file_len: u64,
+    /// Whether a peer may have the file, if its owner wants to know. See [`hand_out`](Self::hand_out).
+    pub is_handed_out: Option<&'a AtomicBool>,
+}
+
+#[cfg(unix)]
+impl SharedRange<'_> {
+    /// Notes that a peer may get the file. Called before the last check that the peer may: then the owner knows it when
+    /// the peer has left.
+    pub fn hand_out(&self) {
+        if let Some(is_handed_out) = self.is_handed_out {
+            is_handed_out.store(true, Ordering::Release);
+        }
+    }
 }
 
 /// The owner of a range of memory.
@@ -116,11 +131,13 @@ pub unsafe trait Memory: Send + Sync {
         None
     }
 
-    /// As [`shared_file`](Self::shared_file), for memory that may be a range of a file. The range has all its memory. The
-    /// default is the whole file. An owner that wraps another passes this call on too.
+    /// As [`shared_file`](Self::shared_file), for memory that may be a range of a file. Such a range is populated: an
+    /// importer refuses pages that were only allocated. The default is the whole file. An owner that wraps another
+    /// passes this call on too.
     #[cfg(unix)]
     fn shared_range(&self) -> Option<SharedRange<'_>> {
-        self.shared_file().map(|file| SharedRange { file, offset: 0, file_len: self.len() as u64 })
+        let whole = |file| SharedRange { file, offset: 0, file_len: self.len() as u64, is_handed_out: None };
+        self.shared_file().map(whole)
     }
 
     /// A new file descriptor of the DMA-BUF that holds these bytes, through which NICs reach a GPU's memory. A backend
