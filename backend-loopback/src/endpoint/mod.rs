@@ -275,8 +275,8 @@ impl LoopbackEndpoint {
         });
     }
 
-    /// Before the endpoint sleeps: looks at the rings of the peers that it does not watch, because a hostile process may
-    /// have cleared their marks. If it looked a short time ago, it looks when [`Endpoint::due`] says.
+    /// Before the endpoint sleeps: looks at the rings of the peers that it does not watch, because a hostile process
+    /// may have cleared their marks. If it looked a short time ago, it looks when [`Endpoint::due`] says.
     ///
     /// An endpoint that sleeps often would pay for all of its peers each time, so it looks once in [`LOOK_PERIOD`]. It
     /// never sleeps longer than that without a look: so a cleared mark delays an entry, but loses none.

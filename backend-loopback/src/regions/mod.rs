@@ -92,8 +92,11 @@ impl Regions {
         self.sweep();
         deferred_free::sweep();
         let is_shareable = memory.shared_range().is_some_and(|range| {
-            usize::try_from(range.file_len)
-                .is_ok_and(|len| crate::segment::mapping::is_shareable(range.file, len))
+            // Elsewhere importers map whole files alone.
+            let can_be_mapped = cfg!(target_os = "linux") || range.file_len == memory.len() as u64;
+            let is_shareable = usize::try_from(range.file_len)
+                .is_ok_and(|len| crate::segment::mapping::is_shareable(range.file, len));
+            can_be_mapped && is_shareable
         });
         let mut table = self.lock();
         let slot = match table.free.pop() {

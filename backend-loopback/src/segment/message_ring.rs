@@ -220,8 +220,8 @@ pub(crate) unsafe fn send_message(
 }
 
 /// Calls `wake` if the target does not look at the ring, or sleeps. The fence pairs with the one in
-/// [`RingReceiver::arm`]: either this side sees that the target is armed, or the target sees the entry (or the slot of a
-/// staging buffer).
+/// [`RingReceiver::arm`]: either this side sees that the target is armed, or the target sees the entry (or the slot of
+/// a staging buffer).
 #[inline]
 pub(crate) fn wake_if_armed(layout: &ConnectionLayout, wake: impl FnOnce()) {
     fence(Ordering::SeqCst);

@@ -2,8 +2,8 @@
 //!
 //! [`ConnectionLayout`] is in the segment of every connection: a [`message_ring`] (a [`ring`] of entries, and message
 //! payloads) and a [`lease_table`]. [`SharedStagingBuffer`](staging_buffer::SharedStagingBuffer) is in a second
-//! segment, of connections that stage. Each domain has a [`ready_set`]. [`mapping`] checks the files behind segments and
-//! regions before they are mapped.
+//! segment, of connections that stage. Each domain has a [`ready_set`]. [`mapping`] checks the files behind segments
+//! and regions before they are mapped.
 
 mod layout;
 pub(crate) mod lease_table;
@@ -171,7 +171,8 @@ const MAX_REUSABLE: usize = 384;
 /// The most used leases of a segment that is kept for reuse: a page of them.
 const MAX_REUSED_LEASES: usize = 512;
 
-/// Reads a byte of every page that has memory from the beginning. The first use of such a page then takes no page fault.
+/// Reads a byte of every page that has memory from the beginning. The first use of such a page then takes no page
+/// fault.
 pub(crate) fn touch<T: SegmentContent>(content: &T) {
     /// The smallest page size that exists.
     const PAGE: usize = 4096;

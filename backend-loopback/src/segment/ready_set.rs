@@ -5,9 +5,9 @@
 //! endpoint costs one load for all of its silent peers.
 //!
 //! Peers in this process mark a set in private memory, peers in other processes one in a segment. A hostile process can
-//! set and clear marks of others. A mark too many costs a look at the arming of a ring. A mark that was cleared delays an
-//! entry, but loses none: before an endpoint sleeps, and now and then while it does not sleep, it looks at the arming of
-//! all rings, which lies in the segment of each peer and which no other peer can change.
+//! set and clear marks of others. A mark too many costs a look at the arming of a ring. A mark that was cleared delays
+//! an entry, but loses none: before an endpoint sleeps, and now and then while it does not sleep, it looks at the
+//! arming of all rings, which lies in the segment of each peer and which no other peer can change.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

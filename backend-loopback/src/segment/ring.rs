@@ -84,8 +84,8 @@ impl<'a, W: AtomicWord, const N: usize, const L: usize> Ring<'a, W, N, L> {
         Self { tail, cells }
     }
 
-    /// Appends an entry, whose words from the length of `entry` on are any. Returns false if the ring is full, or if `may_use` says that the cell of a position has no
-    /// memory.
+    /// Appends an entry, whose words from the length of `entry` on are any. Returns false if the ring is full, or if
+    /// `may_use` says that the cell of a position has no memory.
     #[inline]
     pub(crate) fn push(&self, entry: &[u64], may_use: impl Fn(u64) -> bool) -> bool {
         for _ in 0..ATTEMPTS {

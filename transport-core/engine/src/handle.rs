@@ -65,7 +65,8 @@ pub struct EngineHandle {
     /// requests of the user but warm-ups. Then a message counts for the sender's grant only once its buffer is free
     /// again, not when it arrives. So the grants of all peers never exceed the receives that are posted.
     pub for_notifications: bool,
-    /// Whether peers send messages over several rails, so that receives are spread over them. Only the engine changes it.
+    /// Whether peers send messages over several rails, so that receives are spread over them. Only the engine changes
+    /// it.
     pub spreads_receives: AtomicBool,
     /// Whether the worker sleeps. A thread that adds a command then wakes it.
     pub parked: AtomicBool,
@@ -198,7 +199,8 @@ impl EngineHandle {
         self.after_push();
     }
 
-    /// As [`EngineHandle::control`], for a command that waits until the worker wakes for another reason, unless `is_due`.
+    /// As [`EngineHandle::control`], for a command that waits until the worker wakes for another reason, unless
+    /// `is_due`.
     ///
     /// `is_due` reads what the engine alone changes. It is asked once the command is queued, behind a fence that pairs
     /// with the one in `worker`: if the worker goes to sleep without the command, `is_due` reads what holds while the

@@ -40,8 +40,8 @@ pub(super) fn has_memory(file: BorrowedFd<'_>, part: &FilePart) -> bool {
     if part.is_whole() {
         return has_blocks(file, part.committed);
     }
-    // The file has blocks elsewhere. The kernel counts pages that were only allocated as holes; but the owner has filled
-    // them, if it keeps to the rules.
+    // The file has blocks elsewhere. The kernel counts pages that were only allocated as holes; but the owner has
+    // filled them, if it keeps to the rules.
     let end = part.offset.checked_add(part.committed as u64);
     rustix::fs::seek(file, SeekFrom::Hole(part.offset)).is_ok_and(|hole| end.is_some_and(|end| hole >= end))
 }

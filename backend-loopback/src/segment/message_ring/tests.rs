@@ -93,7 +93,7 @@ fn a_peer_that_sends_more_inline_messages_than_may_wait_breaks_its_ring() {
 #[test]
 fn a_sleeper_is_woken_once() {
     let segment = Segment::create().unwrap();
-    let (layout, mut receiver) = (segment.content(), RingReceiver::default());
+    let (layout, receiver) = (segment.content(), RingReceiver::default());
     let mut wakeups = 0;
     assert!(receiver.arm(layout));
     send_imm(layout, 1, || wakeups += 1);
