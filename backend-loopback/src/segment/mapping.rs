@@ -40,6 +40,10 @@ pub(crate) struct FilePart {
     /// Bytes of the file.
     pub(crate) file_len: u64,
     /// Bytes of the part that must have memory: the caller commits the others before it accesses them.
+    #[cfg_attr(
+        not(target_os = "linux"),
+        expect(dead_code, reason = "the kernel finds a page for each access")
+    )]
     pub(crate) committed: usize,
 }
 
