@@ -66,7 +66,10 @@ pub(crate) fn commit_mapped(
     writable: bool,
 ) -> Result<()> {
     populate_range(start, len, writable).map_err(|why| {
-        let context = format!("there is no memory for {len} bytes of shared memory: free some");
+        let context = format!(
+            "there is no memory for {len} bytes of shared memory: free some, or raise vm.overcommit_ratio where \
+             vm.overcommit_memory is 2"
+        );
         Error::new(ErrorKind::Exhausted, operation, context).with_source(why)
     })
 }
