@@ -1,0 +1,283 @@
+//! Watching the members of a directory.
+
+use std::collections::{BTreeMap, HashSet};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use futures_core::Stream;
+use multirail::{Error, Result};
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep, sleep_until};
+
+use crate::backoff::Backoff;
+use crate::runtime::{AbortOnDrop, Runtime};
+use crate::store::within_limit;
+use crate::{Changes, Listing, Member, Store};
+
+/// The most events that wait for their reader. The task waits then, and loses none: it compares the members with what it
+/// has told.
+const BACKLOG: usize = 1024;
+/// The least time between two lists: changes that come together are listed together.
+const LEAST_INTERVAL: Duration = Duration::from_millis(20);
+/// The pause before a watch that failed begins again.
+const RESTART_DELAY: Duration = Duration::from_millis(50);
+/// The pause after a list, in multiples of the time that it took.
+const REST: u32 = 4;
+
+/// What a watch tells.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub enum Event {
+    /// A member has joined, or was there when the watch began.
+    Joined(Member),
+    /// A member was restarted, as its incarnation says, or its addresses or attributes are others.
+    Changed {
+        /// The member as it is.
+        member: Member,
+        /// The member as it was.
+        before: Member,
+    },
+    /// A member has left, or its lease has ended.
+    Left(Member),
+    /// The directory does not answer. The last known members stay members. The next event comes when it answers again.
+    Outage(Error),
+    /// The events so far give the members as the directory lists them: after the first list, and after an outage.
+    Synced,
+}
+
+/// The changes of a directory's members, as a [`Stream`] that does not end. It begins with a `Joined` of each member and
+/// `Synced`. Dropping it ends the watch.
+///
+/// While the directory does not answer, the last known members stay members. When it answers again, the watch compares
+/// them with the new list and tells the differences. A member that is missing then has one lease of time to join again
+/// before it is told to have left: a store that was restarted may have lost every entry, while the processes are well.
+pub struct Watch {
+    events: mpsc::Receiver<Event>,
+    _task: AbortOnDrop<()>,
+    _runtime: Arc<Runtime>,
+}
+
+impl Watch {
+    /// The next event. Cancel-safe; needs no particular runtime.
+    pub async fn next(&mut self) -> Event {
+        match self.events.recv().await {
+            Some(event) => event,
+            // The task ends with the watch alone.
+            None => std::future::pending().await,
+        }
+    }
+}
+
+impl Stream for Watch {
+    type Item = Event;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Event>> {
+        self.events.poll_recv(context)
+    }
+}
+
+/// Lists the store when it may have changed, and sends the differences.
+pub(crate) struct WatchTask {
+    store: Arc<dyn Store>,
+    events: mpsc::Sender<Event>,
+    view: View,
+    /// The entries that were warned of.
+    warned: HashSet<(String, String)>,
+}
+
+impl WatchTask {
+    pub fn start(store: Arc<dyn Store>, runtime: Arc<Runtime>) -> Watch {
+        let (sender, events) = mpsc::channel(BACKLOG);
+        let task = Self { store, events: sender, view: View::default(), warned: HashSet::new() };
+        Watch { events, _task: AbortOnDrop(runtime.spawn(task.run())), _runtime: runtime }
+    }
+
+    async fn run(mut self) {
+        let mut backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(1));
+        let (mut is_out, mut is_first) = (false, true);
+        loop {
+            let error = match self.begin().await {
+                Ok((changes, listing)) => {
+                    backoff.reset();
+                    if !is_first {
+                        self.view.interrupted(Instant::now());
+                    }
+                    self.apply(listing).await;
+                    if std::mem::take(&mut is_out) || is_first {
+                        self.send(Event::Synced).await;
+                    }
+                    is_first = false;
+                    self.follow(changes).await
+                }
+                Err(error) => {
+                    if !std::mem::replace(&mut is_out, true) {
+                        tracing::warn!(directory = self.store.url(), %error, "the directory does not answer; its members stay as they are");
+                        self.send(Event::Outage(error)).await;
+                    }
+                    sleep(backoff.next()).await;
+                    continue;
+                }
+            };
+            tracing::debug!(directory = self.store.url(), %error, "the watch begins again");
+            sleep(RESTART_DELAY).await;
+        }
+    }
+
+    /// Begins to listen for changes, then lists.
+    async fn begin(&mut self) -> Result<(Box<dyn Changes>, Listing)> {
+        let changes = within_limit(self.store.url(), "watch", self.store.changes()).await?;
+        Ok((changes, self.list().await?))
+    }
+
+    async fn list(&mut self) -> Result<Listing> {
+        let listing = within_limit(self.store.url(), "watch", self.store.list()).await?;
+        // An entry stays as it is for many lists.
+        let refused: HashSet<_> = listing.refused().iter().cloned().collect();
+        for (key, why) in refused.difference(&self.warned) {
+            tracing::warn!(directory = self.store.url(), entry = ?key, "this side skips an entry of the directory: {why}");
+        }
+        self.warned = refused;
+        Ok(listing)
+    }
+
+    /// Lists after each change, until the store fails.
+    async fn follow(&mut self, mut changes: Box<dyn Changes>) -> Error {
+        let interval = self.store.poll_interval();
+        loop {
+            let poll = Instant::now() + interval;
+            let due = self.view.due().map_or(poll, |due| due.min(poll));
+            let changed = tokio::select! {
+                changed = changes.next() => changed,
+                () = sleep_until(due) => Ok(()),
+            };
+            let begun = Instant::now();
+            let listed = match changed {
+                Ok(()) => self.list().await,
+                Err(error) => Err(error),
+            };
+            match listed {
+                Ok(listing) => self.apply(listing).await,
+                Err(error) => return error,
+            }
+            sleep(LEAST_INTERVAL.max(begun.elapsed() * REST)).await;
+        }
+    }
+
+    async fn apply(&mut self, listing: Listing) {
+        for event in self.view.update(listing.into_members(), Instant::now()) {
+            self.send(event).await;
+        }
+    }
+
+    async fn send(&self, event: Event) {
+        // Fails only when the watch is dropped, which ends the task.
+        let _ = self.events.send(event).await;
+    }
+}
+
+/// The members as they were told.
+#[derive(Default)]
+struct View {
+    members: BTreeMap<String, Member>,
+    /// When the store answered again.
+    interrupted: Option<Instant>,
+    /// When the next missing member is told to have left.
+    due: Option<Instant>,
+}
+
+impl View {
+    fn interrupted(&mut self, now: Instant) {
+        self.interrupted = Some(now);
+    }
+
+    fn due(&self) -> Option<Instant> {
+        self.due
+    }
+
+    /// Takes a new list. Returns the differences: first who has left.
+    fn update(&mut self, listed: BTreeMap<String, Member>, now: Instant) -> Vec<Event> {
+        let (mut left, mut events, mut due) = (Vec::new(), Vec::new(), None::<Instant>);
+        let interrupted = self.interrupted;
+        self.members.retain(|name, member| {
+            // A member may renew late, and the store may end its lease late.
+            let kept_until = interrupted.map(|since| since + member.lease + member.lease / 3);
+            let is_kept = listed.contains_key(name) || kept_until.is_some_and(|until| now < until);
+            if !is_kept {
+                left.push(Event::Left(member.clone()));
+            } else if !listed.contains_key(name) {
+                due = [due, kept_until].into_iter().flatten().min();
+            }
+            is_kept
+        });
+        for (name, member) in listed {
+            match self.members.get_mut(&name) {
+                Some(known) if *known == member => {}
+                Some(known) => {
+                    let before = std::mem::replace(known, member.clone());
+                    events.push(Event::Changed { member, before });
+                }
+                None => {
+                    self.members.insert(name, member.clone());
+                    events.push(Event::Joined(member));
+                }
+            }
+        }
+        self.due = due;
+        left.append(&mut events);
+        left
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn listed(members: &[(&str, u64)]) -> BTreeMap<String, Member> {
+        let member = |(name, incarnation): &(&str, u64)| {
+            let mut member = Member::new(*name, *incarnation).address("a:1");
+            member.lease = Duration::from_secs(3);
+            (member.name.clone(), member)
+        };
+        members.iter().map(member).collect()
+    }
+
+    fn told(events: Vec<Event>) -> Vec<String> {
+        let tell = |event| match event {
+            Event::Joined(member) => format!("+{}{}", member.name, member.incarnation),
+            Event::Left(member) => format!("-{}{}", member.name, member.incarnation),
+            Event::Changed { member, before } => {
+                format!("{}{}>{}", member.name, before.incarnation, member.incarnation)
+            }
+            other => format!("{other:?}"),
+        };
+        events.into_iter().map(tell).collect()
+    }
+
+    #[test]
+    fn tells_the_differences() {
+        let (mut view, now) = (View::default(), Instant::now());
+        assert_eq!(told(view.update(listed(&[("a", 1), ("b", 1)]), now)), ["+a1", "+b1"]);
+        assert_eq!(told(view.update(listed(&[("a", 1), ("b", 1)]), now)), [""; 0]);
+        assert_eq!(told(view.update(listed(&[("a", 2), ("c", 1)]), now)), ["-b1", "a1>2", "+c1"]);
+        assert_eq!(told(view.update(listed(&[]), now)), ["-a2", "-c1"]);
+    }
+
+    /// A store that comes back empty: members that join again within their lease have never left.
+    #[test]
+    fn an_interrupted_store_gives_members_their_lease() {
+        let (mut view, start) = (View::default(), Instant::now());
+        let after = |millis| start + Duration::from_millis(millis);
+        view.update(listed(&[("a", 1), ("b", 1)]), start);
+        view.interrupted(start);
+        assert_eq!(told(view.update(listed(&[]), start)), [""; 0]);
+        assert_eq!(view.due(), Some(after(4000)));
+        assert_eq!(told(view.update(listed(&[("a", 1), ("c", 1)]), after(2000))), ["+c1"]);
+        assert_eq!(told(view.update(listed(&[("a", 1), ("c", 1)]), after(3999))), [""; 0]);
+        assert_eq!(told(view.update(listed(&[("a", 1), ("c", 1)]), after(4000))), ["-b1"]);
+        assert_eq!(view.due(), None);
+        // From then on, a missing member has left.
+        assert_eq!(told(view.update(listed(&[("c", 1)]), after(4001))), ["-a1"]);
+    }
+}
