@@ -43,11 +43,15 @@
 mod backoff;
 mod directory;
 mod elastic;
+#[cfg(feature = "etcd")]
+mod etcd;
 #[cfg(feature = "file")]
 mod file;
 mod hash;
 mod member;
 mod membership;
+#[cfg(feature = "redis")]
+mod redis;
 mod runtime;
 mod store;
 mod store_directory;
@@ -56,12 +60,16 @@ mod watch;
 
 pub use directory::Directory;
 pub use elastic::{ConnectedMember, ElasticGroup, ElasticOptions, Epoch};
+#[cfg(feature = "etcd")]
+pub use etcd::EtcdStore;
 #[cfg(feature = "file")]
 pub use file::{FolderStore, StaticList};
 pub use member::{
     Listing, MAX_ADDRESS, MAX_ADDRESSES, MAX_ATTRIBUTES, MAX_LEASE, MAX_MEMBERS, MAX_NAME, MAX_RECORD, Member,
 };
 pub use membership::{Membership, MembershipState};
+#[cfg(feature = "redis")]
+pub use redis::RedisStore;
 pub use store::{Changes, Claim, Lease, NoChanges, REQUEST_LIMIT, Renewal, Store};
 pub use store_directory::StoreDirectory;
 pub use url::open;

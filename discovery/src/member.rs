@@ -121,7 +121,10 @@ impl Member {
         let record: Record =
             serde_json::from_slice(bytes).map_err(|error| format!("its record does not parse: {error}"))?;
         if record.version != RECORD_VERSION {
-            return Err(format!("its record has version {}; this library reads {RECORD_VERSION}", record.version));
+            return Err(format!(
+                "its record has version {}; this library reads {RECORD_VERSION}",
+                record.version
+            ));
         }
         if record.name != name {
             return Err(format!("its record is that of {:?}", shortened(&record.name)));
@@ -262,7 +265,8 @@ mod tests {
             listing.add_record(&member.name, &member.to_record());
             assert_eq!((listing.members().len(), listing.refused().len()), (0, 1), "{member:?}");
         }
-        let mut largest = Member::new("\u{1F980}".repeat(MAX_NAME / 4), 0).attribute("k", long(MAX_ATTRIBUTES - 1));
+        let mut largest =
+            Member::new("\u{1F980}".repeat(MAX_NAME / 4), 0).attribute("k", long(MAX_ATTRIBUTES - 1));
         for _ in 0..MAX_ADDRESSES {
             largest = largest.address("\"".repeat(MAX_ADDRESS));
         }
@@ -274,8 +278,11 @@ mod tests {
     #[test]
     fn foreign_bytes_are_refused_by_their_key() {
         let record = member().to_record();
-        let other_version = String::from_utf8(record.clone()).unwrap().replace("\"version\":1", "\"version\":2");
-        for bytes in [&b""[..], b"{}", b"\xff", b"[1,2]", other_version.as_bytes(), &vec![b' '; MAX_RECORD + 1]] {
+        let other_version =
+            String::from_utf8(record.clone()).unwrap().replace("\"version\":1", "\"version\":2");
+        for bytes in
+            [&b""[..], b"{}", b"\xff", b"[1,2]", other_version.as_bytes(), &vec![b' '; MAX_RECORD + 1]]
+        {
             let mut listing = Listing::default();
             listing.add_record("worker 1/ä", bytes);
             assert!(listing.members().is_empty());

@@ -1,7 +1,6 @@
 //! This process as a member of a directory.
 
 use std::convert::Infallible;
-use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -52,13 +51,11 @@ impl Membership {
 
     /// Resolves when the state has changed since the last call, to the new state. Does not resolve any more after
     /// `Ended`.
-    pub fn changed(&mut self) -> impl Future<Output = MembershipState> + Send + '_ {
-        async move {
-            if self.state.changed().await.is_err() {
-                std::future::pending::<()>().await;
-            }
-            self.state.borrow_and_update().clone()
+    pub async fn changed(&mut self) -> MembershipState {
+        if self.state.changed().await.is_err() {
+            std::future::pending::<()>().await;
         }
+        self.state.borrow_and_update().clone()
     }
 
     /// Removes the entry, and waits until the directory has done that.
@@ -143,7 +140,8 @@ impl MembershipTask {
                 }
                 Ok(Renewal::Expired) => backoff.next(),
                 Ok(Renewal::Replaced) => {
-                    let why = format!("another process has joined {} as {:?}", self.store.url(), self.member.name);
+                    let why =
+                        format!("another process has joined {} as {:?}", self.store.url(), self.member.name);
                     return Error::new(ErrorKind::Busy, "renew", why);
                 }
                 Err(error) => {
@@ -161,7 +159,9 @@ impl MembershipTask {
         // A request that takes longer than a third of the lease is worth less than the next.
         let limit = (self.member.lease / 3).clamp(Duration::from_millis(500), REQUEST_LIMIT);
         let url = self.store.url();
-        if matches!(*self.state.borrow(), MembershipState::Joined) || self.renewed.elapsed() < self.member.lease {
+        if matches!(*self.state.borrow(), MembershipState::Joined)
+            || self.renewed.elapsed() < self.member.lease
+        {
             let renewal = within(limit, url, "renew", self.lease.renew()).await?;
             if renewal != Renewal::Expired {
                 return Ok(renewal);

@@ -73,7 +73,11 @@ impl Runtime {
         async move {
             let mut task = task;
             (&mut task.0).await.unwrap_or_else(|error| {
-                Err(Error::new(ErrorKind::Closed, "directory", format!("the request was not finished: {error}")))
+                Err(Error::new(
+                    ErrorKind::Closed,
+                    "directory",
+                    format!("the request was not finished: {error}"),
+                ))
             })
         }
     }

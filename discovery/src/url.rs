@@ -11,6 +11,8 @@ use crate::Directory;
 /// | URL | directory | feature |
 /// |---|---|---|
 /// | `file:///PATH` | a folder on a shared file system; a static list if the path ends with `.json` or `.toml` | `file` |
+/// | `etcd://HOST:PORT[,HOST:PORT...]/PREFIX` | keys below a prefix in etcd | `etcd` |
+/// | `redis://[USER:PASSWORD@]HOST:PORT[/DATABASE]/PREFIX` | keys below a prefix in Redis | `redis` |
 ///
 /// # Errors
 /// `InvalidRequest` if it is no URL of a directory; `Unsupported` if the library was built without its feature.
@@ -23,11 +25,19 @@ pub fn open(url: &str) -> Result<Arc<dyn Directory>> {
         "file" => open_file(rest),
         #[cfg(not(feature = "file"))]
         "file" => Err(missing("file")),
+        #[cfg(feature = "etcd")]
+        "etcd" => Ok(Arc::new(crate::StoreDirectory::new(crate::EtcdStore::new(rest)?)?)),
+        #[cfg(not(feature = "etcd"))]
+        "etcd" => Err(missing("etcd")),
+        #[cfg(feature = "redis")]
+        "redis" => Ok(Arc::new(crate::StoreDirectory::new(crate::RedisStore::new(rest)?)?)),
+        #[cfg(not(feature = "redis"))]
+        "redis" => Err(missing("redis")),
         _ => Err(refused(format!("{scheme}:// is no directory; there are {SCHEMES}"))),
     }
 }
 
-const SCHEMES: &str = "file://";
+const SCHEMES: &str = "file://, etcd://, redis://";
 
 #[cfg(feature = "file")]
 fn open_file(path: &str) -> Result<Arc<dyn Directory>> {

@@ -93,15 +93,10 @@ impl ElasticGroup {
         let runtime = Runtime::shared()?;
         let state = Arc::new(GroupState::new(fabric));
         let is_mesh = options.listener.is_some();
-        let follower = Follower {
-            state: Arc::clone(&state),
-            watch: directory.watch(),
-            filter: options.filter,
-            is_mesh,
-        };
-        let accept = options.listener.map(|listener| {
-            AbortOnDrop(runtime.spawn(accept(Arc::clone(&state), listener)))
-        });
+        let follower =
+            Follower { state: Arc::clone(&state), watch: directory.watch(), filter: options.filter, is_mesh };
+        let accept =
+            options.listener.map(|listener| AbortOnDrop(runtime.spawn(accept(Arc::clone(&state), listener))));
         Ok(Self {
             epochs: state.epochs(),
             state,
@@ -142,7 +137,8 @@ impl ElasticGroup {
         let epoch = self.epoch();
         let operations = epoch.members().iter().map(|member| {
             let op = submit(member);
-            let ending: Boxed<'_, _> = Box::pin(async move { (Arc::clone(member), async { op?.await }.await) });
+            let ending: Boxed<'_, _> =
+                Box::pin(async move { (Arc::clone(member), async { op?.await }.await) });
             ending
         });
         join_all(operations.collect()).await

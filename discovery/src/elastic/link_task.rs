@@ -73,6 +73,7 @@ impl LinkTask {
                 Err(error) => last = Some(error),
             }
         }
-        Err(last.unwrap_or_else(|| Error::new(ErrorKind::Unreachable, "connect", "the member has no address")))
+        Err(last
+            .unwrap_or_else(|| Error::new(ErrorKind::Unreachable, "connect", "the member has no address")))
     }
 }

@@ -79,9 +79,8 @@ impl GroupState {
         let peer = slots.take_idle(member.incarnation);
         let slot = Slot { id, member: member.clone(), connected: None, task: None };
         slots.by_name.insert(member.name.clone(), slot);
-        match &peer {
-            Some(peer) => slots.connect(&member.name, peer.clone()),
-            None => {}
+        if let Some(peer) = &peer {
+            slots.connect(&member.name, peer.clone());
         }
         self.publish(&slots);
         (id, peer)

@@ -95,7 +95,8 @@ impl Store for FolderStore {
 
 impl FolderState {
     fn list(&self) -> io::Result<Listing> {
-        let (mut listing, mut seen) = (Listing::default(), self.seen.lock().unwrap_or_else(PoisonError::into_inner));
+        let (mut listing, mut seen) =
+            (Listing::default(), self.seen.lock().unwrap_or_else(PoisonError::into_inner));
         let mut present = HashMap::new();
         let entries = match fs::read_dir(&self.folder) {
             Ok(entries) => entries,
@@ -124,7 +125,10 @@ impl FolderState {
             let member = match named(&record).map(|name| Member::from_record(&name, &record)) {
                 Some(Ok(member)) if to_file_name(&member.name) == file => member,
                 Some(Ok(member)) => {
-                    listing.refuse(stem, format!("its file is named after another member than {:?}", member.name));
+                    listing.refuse(
+                        stem,
+                        format!("its file is named after another member than {:?}", member.name),
+                    );
                     continue;
                 }
                 Some(Err(why)) => {
@@ -141,7 +145,8 @@ impl FolderState {
                 modified,
                 changed: now,
                 // A file of the future is young.
-                counts: modified.elapsed().is_ok_and(|age| age <= member.lease) || modified.elapsed().is_err(),
+                counts: modified.elapsed().is_ok_and(|age| age <= member.lease)
+                    || modified.elapsed().is_err(),
             });
             if sight.modified != modified {
                 sight = Seen { modified, changed: now, counts: true };

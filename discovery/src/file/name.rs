@@ -37,7 +37,8 @@ mod tests {
     #[test]
     fn names_are_safe_and_differ() {
         let long = "x".repeat(256);
-        let names = ["a", "A", "a.b", ".", "..", ".a", "a/b", "../a", "ä", "a b", "%2f", "/", &long, &long[1..]];
+        let names =
+            ["a", "A", "a.b", ".", "..", ".a", "a/b", "../a", "ä", "a b", "%2f", "/", &long, &long[1..]];
         let files: std::collections::HashSet<_> = names.iter().map(|name| to_file_name(name)).collect();
         assert_eq!(files.len(), names.len());
         for file in files {

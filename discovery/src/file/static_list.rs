@@ -67,9 +67,8 @@ impl Store for StaticList {
         let file = self.file.clone();
         let read = tokio::task::spawn_blocking(move || read(&file)).await;
         let text = read.unwrap_or_else(|error| Err(std::io::Error::other(error)));
-        let text = text.map_err(|error| {
-            Error::new(ErrorKind::Io, "list", self.url.clone()).with_source(error)
-        })?;
+        let text =
+            text.map_err(|error| Error::new(ErrorKind::Io, "list", self.url.clone()).with_source(error))?;
         parse(&text, self.file.extension().is_some_and(|ending| ending == "toml"))
             .map_err(|why| Error::new(ErrorKind::Protocol, "list", format!("{}: {why}", self.url)))
     }
@@ -108,7 +107,10 @@ mod tests {
         for (text, is_toml) in [(json, false), (toml, true)] {
             let listing = parse(text, is_toml).unwrap();
             let members: Vec<_> = listing.members().values().cloned().collect();
-            assert_eq!(members, [Member::new("a", 0).address("h:1").address("[::1]:2").attribute("role", "x")]);
+            assert_eq!(
+                members,
+                [Member::new("a", 0).address("h:1").address("[::1]:2").attribute("role", "x")]
+            );
             assert_eq!(listing.refused().len(), 2);
         }
     }

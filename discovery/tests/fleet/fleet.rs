@@ -61,7 +61,8 @@ impl Fleet {
             latest_join: Duration::ZERO,
             latest_leave: Duration::ZERO,
         };
-        fleet.members = (0..count).map(|number| MemberProcess::start(url, &format!("member {number}"))).collect();
+        fleet.members =
+            (0..count).map(|number| MemberProcess::start(url, &format!("member {number}"))).collect();
         for place in 0..count {
             fleet.await_join(place, 0);
         }
@@ -136,7 +137,11 @@ impl Fleet {
         assert_eq!(before.failed, self.writer.results().failed, "no write fails in an outage");
         for member in &self.members {
             let (noted, during) = (noted.done[&member.name], during.done[&member.name]);
-            assert!(during > noted, "{}: {noted} writes when the outage was noted, {during} at its end", member.name);
+            assert!(
+                during > noted,
+                "{}: {noted} writes when the outage was noted, {during} at its end",
+                member.name
+            );
         }
         println!("{}: away for {span:?}; {} writes meanwhile", self.url, sum(&during) - sum(&noted));
         self.await_connected();

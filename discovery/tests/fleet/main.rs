@@ -56,7 +56,6 @@ fn a_folder() {
     storm(&format!("file://{}/fleet", folder.path().display())).end();
 }
 
-#[cfg(feature = "etcd")]
 #[test]
 fn etcd() {
     let Some(mut server) = servers::Server::etcd() else { return };
@@ -66,7 +65,6 @@ fn etcd() {
     fleet.end();
 }
 
-#[cfg(feature = "redis")]
 #[test]
 fn redis() {
     let Some(mut server) = servers::Server::redis() else { return };

@@ -79,7 +79,8 @@ fn member() {
     let fabric = builder().open().unwrap();
     fabric.publish(PAGE, &fabric.alloc(LEN, Access::all()).unwrap()).unwrap();
     let listener = wait(fabric.listen("127.0.0.1:0"), LIMIT).unwrap().unwrap();
-    let member = Member::new(&name, fabric.incarnation()).address(listener.local_addr()).attribute("role", "test");
+    let member =
+        Member::new(&name, fabric.incarnation()).address(listener.local_addr()).attribute("role", "test");
     std::thread::spawn(move || {
         let mut peers: Vec<Peer> = Vec::new();
         while let Ok(peer) = pollster::block_on(listener.accept()) {

@@ -1,5 +1,4 @@
 //! The real servers of directories.
-#![cfg_attr(not(any(feature = "etcd", feature = "redis")), allow(dead_code, reason = "no test needs a server"))]
 
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
@@ -89,18 +88,41 @@ fn start(kind: Kind, program: &str, port: u16, folder: &tempfile::TempDir) -> Ch
     let folder = folder.path().display();
     match kind {
         Kind::Etcd => {
-            let (client, peer) = (format!("http://127.0.0.1:{port}"), format!("http://127.0.0.1:{}", free_port()));
-            command.arg(format!("--data-dir={folder}/etcd")).arg("--log-level=error").arg("--unsafe-no-fsync");
-            command.arg(format!("--listen-client-urls={client}")).arg(format!("--advertise-client-urls={client}"));
-            command.arg(format!("--listen-peer-urls={peer}")).arg(format!("--initial-advertise-peer-urls={peer}"));
+            let (client, peer) =
+                (format!("http://127.0.0.1:{port}"), format!("http://127.0.0.1:{}", free_port()));
+            command
+                .arg(format!("--data-dir={folder}/etcd"))
+                .arg("--log-level=error")
+                .arg("--unsafe-no-fsync");
+            command
+                .arg(format!("--listen-client-urls={client}"))
+                .arg(format!("--advertise-client-urls={client}"));
+            command
+                .arg(format!("--listen-peer-urls={peer}"))
+                .arg(format!("--initial-advertise-peer-urls={peer}"));
             command.arg(format!("--initial-cluster=default={peer}"));
         }
         Kind::Redis => {
-            command.args(["--save", "", "--appendonly", "no", "--bind", "127.0.0.1", "--loglevel", "warning"]);
+            command.args([
+                "--save",
+                "",
+                "--appendonly",
+                "no",
+                "--bind",
+                "127.0.0.1",
+                "--loglevel",
+                "warning",
+            ]);
             command.args(["--port", &port.to_string(), "--dir", &folder.to_string()]);
         }
     }
-    let child = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().expect("the server starts");
+    // etcd says much, whatever its level.
+    let child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("the server starts");
     let accepts = || TcpStream::connect((Ipv4Addr::LOCALHOST, port)).ok();
     limit::Limit::of(LIMIT).ask(accepts).expect("the server accepts connections");
     child
