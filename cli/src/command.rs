@@ -1,6 +1,6 @@
 //! The command line: parses the arguments and runs one command.
 
-#[cfg(all(test, feature = "metrics"))]
+#[cfg(all(test, feature = "directories", feature = "metrics"))]
 mod reference;
 
 use std::ffi::OsString;
@@ -13,6 +13,8 @@ use tracing_subscriber::filter::LevelFilter;
 use crate::common::Common;
 use crate::dump::Dumps;
 use crate::failure::CommandFailure;
+#[cfg(feature = "directories")]
+use crate::peers;
 use crate::{
     bench, device, doctor, explain, info, nixl, output, program, send, serve, simulate, topo, trace,
 };
@@ -72,6 +74,9 @@ enum Command {
     /// Add the plug-in MULTIRAIL to NIXL in a Python environment, or remove it
     #[command(after_help = EXIT)]
     Nixl(nixl::NixlArguments),
+    /// List the members of a directory: those who have joined it, and where they listen
+    #[cfg(feature = "directories")]
+    Peers(peers::PeersArguments),
 }
 
 impl Command {
@@ -85,6 +90,8 @@ impl Command {
             Self::Simulate(_) => (false, false, false, true),
             Self::Nixl(_) | Self::Device(_) => (false, false, false, true),
             Self::Trace(_) => (false, false, false, false),
+            #[cfg(feature = "directories")]
+            Self::Peers(_) => (false, false, false, true),
         };
         let given = [
             (backend, common.backend.is_some(), "--backend"),
@@ -137,6 +144,8 @@ fn run_arguments(mut arguments: Arguments) -> u8 {
         Command::Device(device) => device::run(common, &device),
         Command::Trace(trace) => trace::run(&trace),
         Command::Nixl(nixl) => nixl::run(common, &nixl),
+        #[cfg(feature = "directories")]
+        Command::Peers(peers) => peers::run(common, &peers),
     };
     match done {
         Ok(()) | Err(CommandFailure::ClosedPipe) => 0,

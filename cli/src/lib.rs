@@ -6,7 +6,7 @@
 //!
 //! Read the modules in this order: `command` parses the arguments and runs a subcommand, `common` has the options
 //! that all subcommands share. The subcommands are `info`, `topo`, `explain`, `doctor`, `bench`, `serve`, `send`,
-//! `simulate`, `device`, `trace` and `nixl`. `files` is the file protocol, `wire` sends messages between two commands,
+//! `simulate`, `device`, `trace`, `nixl` and `peers`. `files` is the file protocol, `wire` sends messages between two commands,
 //! and `connection` connects them. `output` prints, `failure` has the errors, and `dump` writes dumps.
 #![deny(unsafe_code)]
 
@@ -16,6 +16,7 @@ mod common;
 mod connection;
 mod content;
 mod device;
+mod discovery;
 mod doctor;
 mod dump;
 mod entry_counts;
@@ -28,6 +29,8 @@ pub mod fuzz;
 mod info;
 mod nixl;
 mod output;
+#[cfg(feature = "directories")]
+mod peers;
 mod program;
 mod security;
 mod send;

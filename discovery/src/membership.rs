@@ -159,18 +159,15 @@ impl MembershipTask {
         // A request that takes longer than a third of the lease is worth less than the next.
         let limit = (self.member.lease / 3).clamp(Duration::from_millis(500), REQUEST_LIMIT);
         let url = self.store.url();
-        if matches!(*self.state.borrow(), MembershipState::Joined)
-            || self.renewed.elapsed() < self.member.lease
-        {
-            let renewal = within(limit, url, "renew", self.lease.renew()).await?;
-            if renewal != Renewal::Expired {
-                return Ok(renewal);
-            }
-            let why = format!("{url} has lost the entry of {:?}", self.member.name);
-            self.set_lost(Error::new(ErrorKind::NotFound, "renew", why));
+        // The store may have kept the lease for longer than this side knows.
+        let renewal = within(limit, url, "renew", self.lease.renew()).await?;
+        if renewal != Renewal::Expired {
+            return Ok(renewal);
         }
+        let why = format!("{url} has lost the entry of {:?}", self.member.name);
+        self.set_lost(Error::new(ErrorKind::NotFound, "renew", why));
         let claim = self.store.claim(&self.member.name, &self.record, self.member.lease, Claim::Restore);
-        match within(limit, url, "join", claim).await? {
+        match within_limit(url, "join", claim).await? {
             Some(lease) => {
                 self.lease = lease;
                 Ok(Renewal::Kept)

@@ -21,6 +21,9 @@ use crate::{Changes, Listing, Member, Store};
 const BACKLOG: usize = 1024;
 /// The least time between two lists: changes that come together are listed together.
 const LEAST_INTERVAL: Duration = Duration::from_millis(20);
+/// How much longer than two leases a missing member is kept after an outage. Thousands of requests that nobody waits for
+/// any more may reach a server that comes back, before those of its members.
+const GRACE: Duration = Duration::from_secs(5);
 /// The pause before a watch that failed begins again.
 const RESTART_DELAY: Duration = Duration::from_millis(50);
 /// The pause after a list, in multiples of the time that it took.
@@ -51,7 +54,7 @@ pub enum Event {
 /// `Synced`. Dropping it ends the watch.
 ///
 /// While the directory does not answer, the last known members stay members. When it answers again, the watch compares
-/// them with the new list and tells the differences. A member that is missing then has one lease of time to join again
+/// them with the new list and tells the differences. A member that is missing then has two leases and 5 s to join again
 /// before it is told to have left: a store that was restarted may have lost every entry, while the processes are well.
 pub struct Watch {
     events: mpsc::Receiver<Event>,
@@ -201,8 +204,9 @@ impl View {
         let (mut left, mut events, mut due) = (Vec::new(), Vec::new(), None::<Instant>);
         let interrupted = self.interrupted;
         self.members.retain(|name, member| {
-            // A member may renew late, and the store may end its lease late.
-            let kept_until = interrupted.map(|since| since + member.lease + member.lease / 3);
+            // A member of a list without leases does not join again.
+            let is_leased = !member.lease.is_zero();
+            let kept_until = interrupted.filter(|_| is_leased).map(|since| since + 2 * member.lease + GRACE);
             let is_kept = listed.contains_key(name) || kept_until.is_some_and(|until| now < until);
             if !is_kept {
                 left.push(Event::Left(member.clone()));
@@ -272,12 +276,12 @@ mod tests {
         view.update(listed(&[("a", 1), ("b", 1)]), start);
         view.interrupted(start);
         assert_eq!(told(view.update(listed(&[]), start)), [""; 0]);
-        assert_eq!(view.due(), Some(after(4000)));
+        assert_eq!(view.due(), Some(after(11_000)));
         assert_eq!(told(view.update(listed(&[("a", 1), ("c", 1)]), after(2000))), ["+c1"]);
-        assert_eq!(told(view.update(listed(&[("a", 1), ("c", 1)]), after(3999))), [""; 0]);
-        assert_eq!(told(view.update(listed(&[("a", 1), ("c", 1)]), after(4000))), ["-b1"]);
+        assert_eq!(told(view.update(listed(&[("a", 1), ("c", 1)]), after(10_999))), [""; 0]);
+        assert_eq!(told(view.update(listed(&[("a", 1), ("c", 1)]), after(11_000))), ["-b1"]);
         assert_eq!(view.due(), None);
         // From then on, a missing member has left.
-        assert_eq!(told(view.update(listed(&[("c", 1)]), after(4001))), ["-a1"]);
+        assert_eq!(told(view.update(listed(&[("c", 1)]), after(11_001))), ["-a1"]);
     }
 }

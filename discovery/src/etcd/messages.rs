@@ -27,10 +27,13 @@ pub struct RangeResponse {
 pub struct KeyValue {
     #[prost(bytes = "vec", tag = "1")]
     pub key: Vec<u8>,
+    #[prost(int64, tag = "3")]
+    pub mod_revision: i64,
     #[prost(bytes = "vec", tag = "5")]
     pub value: Vec<u8>,
 }
 
+/// Writes a key, in a transaction.
 #[derive(Clone, PartialEq, Message)]
 pub struct PutRequest {
     #[prost(bytes = "vec", tag = "1")]
@@ -50,29 +53,19 @@ pub struct Compare {
     /// 0 is `EQUAL`.
     #[prost(int32, tag = "1")]
     pub result: i32,
-    /// [`Compare::CREATE`] or [`Compare::VALUE`].
+    /// 2 is `MOD`.
     #[prost(int32, tag = "2")]
     pub target: i32,
     #[prost(bytes = "vec", tag = "3")]
     pub key: Vec<u8>,
-    #[prost(int64, optional, tag = "5")]
-    pub create_revision: Option<i64>,
-    #[prost(bytes = "vec", optional, tag = "7")]
-    pub value: Option<Vec<u8>>,
+    #[prost(int64, optional, tag = "6")]
+    pub mod_revision: Option<i64>,
 }
 
 impl Compare {
-    const CREATE: i32 = 1;
-    const VALUE: i32 = 3;
-
-    /// The key does not exist.
-    pub fn is_absent(key: &[u8]) -> Self {
-        Self { target: Self::CREATE, key: key.to_owned(), create_revision: Some(0), ..Self::default() }
-    }
-
-    /// The key has this value.
-    pub fn has_value(key: &[u8], value: &[u8]) -> Self {
-        Self { target: Self::VALUE, key: key.to_owned(), value: Some(value.to_owned()), ..Self::default() }
+    /// The last change of the key was this revision. 0: the key does not exist.
+    pub fn is_unchanged(key: &[u8], revision: i64) -> Self {
+        Self { result: 0, target: 2, key: key.to_owned(), mod_revision: Some(revision) }
     }
 }
 

@@ -9,9 +9,9 @@ use tonic::Streaming;
 
 use super::EtcdClient;
 use super::messages::{
-    Compare, Done, LeaseGrantRequest, LeaseGrantResponse, LeaseKeepAliveResponse, LeaseRequest, PutRequest,
-    RangeRequest, RangeResponse, RequestOp, TxnRequest, TxnResponse, WatchCreateRequest, WatchRequest,
-    WatchResponse,
+    Compare, Done, KeyValue, LeaseGrantRequest, LeaseGrantResponse, LeaseKeepAliveResponse, LeaseRequest,
+    PutRequest, RangeRequest, RangeResponse, RequestOp, TxnRequest, TxnResponse, WatchCreateRequest,
+    WatchRequest, WatchResponse,
 };
 use crate::{Changes, Claim, Lease, Listing, MAX_MEMBERS, Renewal, Store};
 
@@ -24,8 +24,10 @@ const DEFAULT_PREFIX: &str = "/multirail";
 /// The shortest lease that etcd grants with its default settings.
 const MIN_TTL: u64 = 2;
 
+/// How often a member tries to write its key while others change it.
+const ATTEMPTS: u32 = 5;
+
 const RANGE: &str = "/etcdserverpb.KV/Range";
-const PUT: &str = "/etcdserverpb.KV/Put";
 const TXN: &str = "/etcdserverpb.KV/Txn";
 const WATCH: &str = "/etcdserverpb.Watch/Watch";
 const GRANT: &str = "/etcdserverpb.Lease/LeaseGrant";
@@ -145,18 +147,25 @@ impl Store for EtcdStore {
         }
         let put = PutRequest { key: key.clone(), value: record.to_owned(), lease: granted.id };
         let held = EtcdLease { client, key, record: record.to_owned(), id: granted.id };
-        let is_ours = match claim {
-            Claim::Replace => {
-                let Done {} = held.client.call(PUT, put).await?;
-                true
+        // Each transaction counts for the key as it was read. A request that this side has given up may come late, and
+        // would bind the key to a lease that nobody renews.
+        for _ in 0..ATTEMPTS {
+            let found = held.read().await?;
+            if claim == Claim::Restore && found.as_ref().is_some_and(|found| found.value != record) {
+                // The lease without a key ends by itself.
+                return Ok(None);
             }
-            Claim::Restore => {
-                held.put_if(Compare::is_absent(&held.key), &put).await?
-                    || held.put_if(Compare::has_value(&held.key, record), &put).await?
+            let revision = found.map_or(0, |found| found.mod_revision);
+            let success = vec![RequestOp { put: Some(put.clone()) }];
+            let compare = vec![Compare::is_unchanged(&held.key, revision)];
+            let done: TxnResponse = held.client.call(TXN, TxnRequest { compare, success }).await?;
+            if done.succeeded {
+                return Ok(Some(Box::new(held)));
             }
-        };
-        // A lease without a key ends by itself.
-        Ok(is_ours.then(|| Box::new(held) as Box<dyn Lease>))
+        }
+        let why =
+            format!("the entry of {name:?} changes all the time: several processes join with this name");
+        Err(Error::new(ErrorKind::Busy, "join", why))
     }
 }
 
@@ -190,11 +199,11 @@ struct EtcdLease {
 }
 
 impl EtcdLease {
-    async fn put_if(&self, condition: Compare, put: &PutRequest) -> Result<bool> {
-        let success = vec![RequestOp { put: Some(put.clone()) }];
-        let done: TxnResponse =
-            self.client.call(TXN, TxnRequest { compare: vec![condition], success }).await?;
-        Ok(done.succeeded)
+    /// The key as it is.
+    async fn read(&self) -> Result<Option<KeyValue>> {
+        let request = RangeRequest { key: self.key.clone(), range_end: Vec::new(), limit: 1 };
+        let found: RangeResponse = self.client.call(RANGE, request).await?;
+        Ok(found.kvs.into_iter().next())
     }
 }
 
@@ -204,9 +213,7 @@ impl Lease for EtcdLease {
         let mut responses: Streaming<LeaseKeepAliveResponse> =
             self.client.stream(KEEP_ALIVE, LeaseRequest { id: self.id }).await?;
         let kept = self.client.next(&mut responses).await?;
-        let request = RangeRequest { key: self.key.clone(), range_end: Vec::new(), limit: 1 };
-        let found: RangeResponse = self.client.call(RANGE, request).await?;
-        Ok(match found.kvs.first() {
+        Ok(match self.read().await? {
             // It may be another's lease that keeps the key.
             Some(pair) if pair.value != self.record => Renewal::Replaced,
             Some(_) if kept.ttl > 0 => Renewal::Kept,

@@ -14,6 +14,8 @@ use crate::{LEASE, LIMIT, builder, setting};
 
 /// How much later than a lease, or than a join, an event may come.
 const LATENESS: Duration = Duration::from_secs(1);
+/// How much longer than two leases the watch keeps a missing member after an outage.
+const GRACE: Duration = Duration::from_secs(5);
 /// How many members end at the same time.
 const WAVE: usize = 6;
 
@@ -131,7 +133,7 @@ impl Fleet {
         server.go_on();
         self.events.wait(from, "the directory answers", |event| matches!(event, Event::Synced));
         // By then, a member that has not joined again is told to have left.
-        std::thread::sleep(LEASE * 4 / 3 + 2 * LATENESS);
+        std::thread::sleep(2 * LEASE + GRACE + 2 * LATENESS);
         let events = self.events.since(from);
         assert_eq!(events.len(), 2, "an outage and its end, and no change of a member: {events:?}");
         assert_eq!(before.failed, self.writer.results().failed, "no write fails in an outage");
