@@ -42,12 +42,15 @@
 
 mod backoff;
 mod directory;
+#[cfg(feature = "dns")]
+mod dns;
 mod elastic;
 #[cfg(feature = "etcd")]
 mod etcd;
 #[cfg(feature = "file")]
 mod file;
 mod hash;
+mod join_all;
 mod member;
 mod membership;
 #[cfg(feature = "redis")]
@@ -59,6 +62,8 @@ mod url;
 mod watch;
 
 pub use directory::Directory;
+#[cfg(feature = "dns")]
+pub use dns::DnsStore;
 pub use elastic::{ConnectedMember, ElasticGroup, ElasticOptions, Epoch};
 #[cfg(feature = "etcd")]
 pub use etcd::EtcdStore;

@@ -13,6 +13,8 @@ use crate::Directory;
 /// | `file:///PATH` | a folder on a shared file system; a static list if the path ends with `.json` or `.toml` | `file` |
 /// | `etcd://HOST:PORT[,HOST:PORT...]/PREFIX` | keys below a prefix in etcd | `etcd` |
 /// | `redis://[USER:PASSWORD@]HOST:PORT[/DATABASE]/PREFIX` | keys below a prefix in Redis | `redis` |
+/// | `dns://[SERVER:PORT/]_PORT._tcp.SERVICE` | SRV records | `dns` |
+/// | `dns://[SERVER:PORT/]NAME:PORT` | A and AAAA records | `dns` |
 ///
 /// # Errors
 /// `InvalidRequest` if it is no URL of a directory; `Unsupported` if the library was built without its feature.
@@ -25,6 +27,10 @@ pub fn open(url: &str) -> Result<Arc<dyn Directory>> {
         "file" => open_file(rest),
         #[cfg(not(feature = "file"))]
         "file" => Err(missing("file")),
+        #[cfg(feature = "dns")]
+        "dns" => Ok(Arc::new(crate::StoreDirectory::new(crate::DnsStore::new(rest)?)?)),
+        #[cfg(not(feature = "dns"))]
+        "dns" => Err(missing("dns")),
         #[cfg(feature = "etcd")]
         "etcd" => Ok(Arc::new(crate::StoreDirectory::new(crate::EtcdStore::new(rest)?)?)),
         #[cfg(not(feature = "etcd"))]
@@ -37,7 +43,7 @@ pub fn open(url: &str) -> Result<Arc<dyn Directory>> {
     }
 }
 
-const SCHEMES: &str = "file://, etcd://, redis://";
+const SCHEMES: &str = "file://, etcd://, redis://, dns://";
 
 #[cfg(feature = "file")]
 fn open_file(path: &str) -> Result<Arc<dyn Directory>> {

@@ -10,8 +10,8 @@ use std::time::Duration;
 use multirail::{Error, ErrorKind, Fabric, Listener, Op, Outcome, Region, Result, WriteOptions};
 use tokio::sync::watch;
 
-use super::join_all::Boxed;
-use super::{ConnectedMember, Epoch, GroupState, LinkTask, join_all};
+use super::{ConnectedMember, Epoch, GroupState, LinkTask};
+use crate::join_all::{Boxed, join_all};
 use crate::runtime::{AbortOnDrop, Runtime};
 use crate::{Directory, Event, Member, Watch};
 
@@ -175,7 +175,7 @@ impl ElasticGroup {
     ///
     /// # Errors
     /// `Cancelled` if the connected members change first; `DeadlineExceeded` after `limit`; `InvalidRequest` if the group
-    /// has no listener; those of [`PeerGroup::barrier`](multirail::PeerGroup::barrier).
+    /// has no listener; `Unsupported` if the directory does not know the members' incarnations; those of [`PeerGroup::barrier`](multirail::PeerGroup::barrier).
     pub async fn barrier(&self, epoch: &Epoch, limit: Duration) -> Result<()> {
         if !self.is_mesh {
             let why = "the group has no listener, so that members do not connect to it; set ElasticOptions::listener";
@@ -190,6 +190,13 @@ impl ElasticGroup {
         }
         if epoch.members().is_empty() {
             return Ok(());
+        }
+        if let Some(unknown) = epoch.members().iter().find(|member| member.member().incarnation == 0) {
+            let why = format!(
+                "the directory does not know the incarnation of {:?}, so that members have no connection of their own",
+                unknown.name()
+            );
+            return Err(Error::new(ErrorKind::Unsupported, "barrier", why));
         }
         let mut reached = pin!(epoch.peers()?.barrier(format!("epoch {:016x}", epoch.id()), limit)?);
         let mut changed = pin!(self.wait_for(|now| now.id() != epoch.id()));

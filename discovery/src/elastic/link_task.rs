@@ -62,6 +62,11 @@ impl LinkTask {
                 None => return Err(Error::new(ErrorKind::Closed, "connect", "the fabric was closed")),
             };
             match connecting.await {
+                Ok(peer) if peer.incarnation() == self.state.own => {
+                    peer.disconnect();
+                    let why = "the directory lists this fabric itself, without its incarnation";
+                    return Err(Error::new(ErrorKind::Closed, "connect", why));
+                }
                 Ok(peer) if self.member.incarnation == 0 || peer.incarnation() == self.member.incarnation => {
                     return Ok(peer);
                 }

@@ -6,13 +6,11 @@
 mod connected_member;
 mod epoch;
 mod group;
-mod join_all;
 mod link_task;
 mod slots;
 
 pub use connected_member::ConnectedMember;
 pub use epoch::Epoch;
 pub use group::{ElasticGroup, ElasticOptions};
-use join_all::join_all;
 use link_task::LinkTask;
 use slots::{GroupState, SlotId};
