@@ -51,6 +51,8 @@ mod etcd;
 mod file;
 mod hash;
 mod join_all;
+#[cfg(feature = "kubernetes")]
+mod kubernetes;
 mod member;
 mod membership;
 #[cfg(feature = "redis")]
@@ -69,6 +71,8 @@ pub use elastic::{ConnectedMember, ElasticGroup, ElasticOptions, Epoch};
 pub use etcd::EtcdStore;
 #[cfg(feature = "file")]
 pub use file::{FolderStore, StaticList};
+#[cfg(feature = "kubernetes")]
+pub use kubernetes::KubernetesStore;
 pub use member::{
     Listing, MAX_ADDRESS, MAX_ADDRESSES, MAX_ATTRIBUTES, MAX_LEASE, MAX_MEMBERS, MAX_NAME, MAX_RECORD, Member,
 };

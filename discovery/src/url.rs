@@ -15,6 +15,7 @@ use crate::Directory;
 /// | `redis://[USER:PASSWORD@]HOST:PORT[/DATABASE]/PREFIX` | keys below a prefix in Redis | `redis` |
 /// | `dns://[SERVER:PORT/]_PORT._tcp.SERVICE` | SRV records | `dns` |
 /// | `dns://[SERVER:PORT/]NAME:PORT` | A and AAAA records | `dns` |
+/// | `k8s://NAMESPACE/SERVICE[:PORT-NAME][?api=http://HOST:PORT]` | EndpointSlices, by Kubernetes' API | `kubernetes` |
 ///
 /// # Errors
 /// `InvalidRequest` if it is no URL of a directory; `Unsupported` if the library was built without its feature.
@@ -35,6 +36,10 @@ pub fn open(url: &str) -> Result<Arc<dyn Directory>> {
         "etcd" => Ok(Arc::new(crate::StoreDirectory::new(crate::EtcdStore::new(rest)?)?)),
         #[cfg(not(feature = "etcd"))]
         "etcd" => Err(missing("etcd")),
+        #[cfg(feature = "kubernetes")]
+        "k8s" => Ok(Arc::new(crate::StoreDirectory::new(crate::KubernetesStore::new(rest)?)?)),
+        #[cfg(not(feature = "kubernetes"))]
+        "k8s" => Err(missing("kubernetes")),
         #[cfg(feature = "redis")]
         "redis" => Ok(Arc::new(crate::StoreDirectory::new(crate::RedisStore::new(rest)?)?)),
         #[cfg(not(feature = "redis"))]
@@ -43,7 +48,7 @@ pub fn open(url: &str) -> Result<Arc<dyn Directory>> {
     }
 }
 
-const SCHEMES: &str = "file://, etcd://, redis://, dns://";
+const SCHEMES: &str = "file://, etcd://, redis://, dns://, k8s://";
 
 #[cfg(feature = "file")]
 fn open_file(path: &str) -> Result<Arc<dyn Directory>> {
