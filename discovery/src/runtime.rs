@@ -3,6 +3,7 @@
 use std::future::Future;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::thread::ThreadId;
 use std::time::Duration;
 
 use multirail::{Error, ErrorKind, Result};
@@ -19,6 +20,7 @@ pub(crate) struct Runtime {
     /// The number of members that are leaving their directory.
     leaving: watch::Sender<usize>,
     stop: Option<oneshot::Sender<()>>,
+    thread: ThreadId,
     ended: Mutex<Receiver<()>>,
 }
 
@@ -55,8 +57,9 @@ impl Runtime {
             runtime.shutdown_background();
             let _ = end.send(());
         };
-        std::thread::Builder::new().name("mr-directory".into()).spawn(run).map_err(failed)?;
-        Ok(Self { handle, leaving, stop: Some(stop), ended: Mutex::new(ended) })
+        let thread = std::thread::Builder::new().name("mr-directory".into()).spawn(run).map_err(failed)?;
+        let thread = thread.thread().id();
+        Ok(Self { handle, leaving, stop: Some(stop), thread, ended: Mutex::new(ended) })
     }
 
     /// Runs a task. It must hold no `Arc<Runtime>`.
@@ -92,7 +95,8 @@ impl Runtime {
 impl Drop for Runtime {
     fn drop(&mut self) {
         drop(self.stop.take());
-        if *self.leaving.borrow() > 0 {
+        // A task that was the last user would wait for itself.
+        if *self.leaving.borrow() > 0 && std::thread::current().id() != self.thread {
             // The thread waits as long itself.
             let ended = self.ended.get_mut().unwrap_or_else(PoisonError::into_inner);
             let _ = ended.recv_timeout(2 * LEAVE_LIMIT);

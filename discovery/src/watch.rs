@@ -59,10 +59,17 @@ pub enum Event {
 pub struct Watch {
     events: mpsc::Receiver<Event>,
     _task: AbortOnDrop<()>,
-    _runtime: Arc<Runtime>,
+    /// None if the owner, a task of the thread itself, has another.
+    _runtime: Option<Arc<Runtime>>,
 }
 
 impl Watch {
+    /// The watch for a task of the thread of the directories, which must not keep that thread alive.
+    pub(crate) fn for_task(mut self) -> Self {
+        self._runtime = None;
+        self
+    }
+
     /// The next event. Cancel-safe; needs no particular runtime.
     pub async fn next(&mut self) -> Event {
         match self.events.recv().await {
@@ -94,7 +101,7 @@ impl WatchTask {
     pub fn start(store: Arc<dyn Store>, runtime: Arc<Runtime>) -> Watch {
         let (sender, events) = mpsc::channel(BACKLOG);
         let task = Self { store, events: sender, view: View::default(), warned: HashSet::new() };
-        Watch { events, _task: AbortOnDrop(runtime.spawn(task.run())), _runtime: runtime }
+        Watch { events, _task: AbortOnDrop(runtime.spawn(task.run())), _runtime: Some(runtime) }
     }
 
     async fn run(mut self) {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use backend_loopback::Loopback;
 use multirail::{Access, ErrorKind, Fabric, FabricBuilder, Peer, TransportConfig, WriteOptions, wait};
 use multirail_discovery::{
-    Directory, ElasticGroup, ElasticOptions, FolderStore, Member, Membership, StoreDirectory,
+    Directory, ElasticGroup, ElasticOptions, FolderStore, Member, Membership, StoreDirectory, open,
 };
 
 const LIMIT: Duration = limit::HANG;
@@ -147,6 +147,39 @@ fn a_lost_lease_breaks_no_connection() {
     assert!(again.member("worker").is_some() && again.member("other").is_none());
     let written = now(group.write_all(&src, 0..LEN, "page", 0, &WriteOptions::new()));
     assert_eq!(written[0].1.as_ref().unwrap().bytes, LEN as u64);
+}
+
+/// A list without incarnations names this fabric, too: the group finds out when it connects. The entry of a process that
+/// ends at once is removed before its last handle is dropped.
+#[test]
+fn a_static_list_and_the_end_of_a_program() {
+    let folder = tempfile::tempdir().unwrap();
+    let (one, other) = (fabric(), fabric());
+    let listeners = [&one, &other].map(|fabric| now(fabric.listen("127.0.0.1:0")).unwrap());
+    let [first, second] = listeners.each_ref().map(multirail::Listener::local_addr);
+    let list = folder.path().join("fleet.json");
+    let json = format!(
+        r#"{{"members": [{{"name": "self", "addresses": ["{first}"]}}, {{"name": "other", "addresses": ["{second}"]}}]}}"#
+    );
+    std::fs::write(&list, json).unwrap();
+    let directory = open(&format!("file://{}", list.display())).unwrap();
+    let group = ElasticGroup::follow(&one, &*directory, ElasticOptions::new()).unwrap();
+    let [ours, theirs] = listeners;
+    let accepting = std::thread::spawn(move || (now(ours.accept()), now(theirs.accept())));
+    let epoch = now(group.wait_for(|epoch| epoch.member("other").is_some()));
+    drop(accepting.join().unwrap());
+    assert!(epoch.member("self").is_none());
+    drop((group, directory));
+
+    let fleet = folder.path().join("fleet");
+    let directory = open(&format!("file://{}", fleet.display())).unwrap();
+    let group = ElasticGroup::follow(&one, &*directory, ElasticOptions::new()).unwrap();
+    let membership = now(directory.join(Member::new("a", 1).address(second), LEASE)).unwrap();
+    assert!(fleet.join("a.member").exists());
+    drop((group, directory, membership));
+    // Other tests of this process may use the thread, too.
+    let is_gone = || (!fleet.join("a.member").exists()).then_some(());
+    limit::Limit::of(LIMIT).ask(is_gone).expect("the entry is removed");
 }
 
 /// A group follows only the members that its filter wants, and connects again to one whose connection is lost.

@@ -93,8 +93,12 @@ impl ElasticGroup {
         let runtime = Runtime::shared()?;
         let state = Arc::new(GroupState::new(fabric));
         let is_mesh = options.listener.is_some();
-        let follower =
-            Follower { state: Arc::clone(&state), watch: directory.watch(), filter: options.filter, is_mesh };
+        let follower = Follower {
+            state: Arc::clone(&state),
+            watch: directory.watch().for_task(),
+            filter: options.filter,
+            is_mesh,
+        };
         let accept =
             options.listener.map(|listener| AbortOnDrop(runtime.spawn(accept(Arc::clone(&state), listener))));
         Ok(Self {
