@@ -81,6 +81,11 @@ impl AddressVector {
         Ok(inserted)
     }
 
+    /// Whether an address belongs to both slots. That may be a former address, from which requests still come.
+    pub(crate) fn shares_address(&self, one: u32, other: u32) -> bool {
+        self.owners().0.values().any(|owners| [one, other].iter().all(|slot| owners.slots.contains(slot)))
+    }
+
     /// Gives arrivals from the addresses of `slot` to the other slots that have the same addresses.
     pub(crate) fn demote(&self, slot: u32) {
         for Owners { slots, .. } in self.owners().0.values_mut() {

@@ -142,6 +142,10 @@ impl Connector for DomainState {
         self.peers.lift_fence(slot, self.setup.clock.now())
     }
 
+    fn is_same_sender(&self, named: PeerSlot, other: PeerSlot) -> bool {
+        self.peers.is_same_sender(named, other)
+    }
+
     fn disconnect(&self, slot: PeerSlot) {
         self.peers.disconnect(slot);
     }

@@ -135,8 +135,6 @@ fn capabilities(device: &Device, queues: &Queues) -> Capabilities {
         it.operations |= Operations::WRITE_IMM;
         it.imm_bytes = 4;
     }
-    // With fewer bytes, a completion has no room for the number of the connection, and the sender is known by its address.
-    it.arrivals_name_connection = data >= 8;
     if caps & u64::from(sys::FI_READ) != 0 {
         it.operations |= Operations::READ;
     }

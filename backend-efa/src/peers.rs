@@ -138,6 +138,13 @@ impl Peers {
         self.identifies_by_address && table.is_address_taken(slot, remote)
     }
 
+    /// Whether an arrival that names one slot may be from the peer of the other.
+    pub(crate) fn is_same_sender(&self, named: PeerSlot, other: PeerSlot) -> bool {
+        named == other
+            || self.identifies_by_address
+                && self.lock().endpoints.iter().any(|open| open.av.shares_address(named.0, other.0))
+    }
+
     /// Takes the new address of a slot's peer.
     ///
     /// # Errors

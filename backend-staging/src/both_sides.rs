@@ -79,8 +79,8 @@ impl Side {
     fn connect(&self, peer: &Self) {
         let import = Arc::new(BufferAddress(peer.connection.buffer.address() as u64));
         let buffer = RemoteKey { base: 0, key: 0, len: BUFFER_LEN as u64 };
-        let imms = peer.connection.offers_imms;
-        let offer = StagingOffer { buffer, imms, is_woken: imms, coalesces: true };
+        let imms = peer.connection.imms;
+        let offer = StagingOffer { buffer, imms, is_woken: imms.is_some(), coalesces: true };
         self.connection.connect(import, offer, true);
     }
 
@@ -493,7 +493,8 @@ mod tests {
         pages.there.advance();
         carry_out(&pages.here.outbox[0].clone());
         // The imm of an earlier slot request.
-        pages.there.on_imm(SlotImm::new(SlotImmKind::Request, 0, 0).encode());
+        let tag = pages.there.connection.imms.unwrap();
+        pages.there.on_imm(SlotImm::new(SlotImmKind::Request, 0, tag, 0).encode());
         pages.there.advance();
         assert_eq!((pages.there.outbox.len(), bytes_of(&pages.far, 0, 8192)), (0, vec![2; 8192]));
         assert_eq!(pages.run(), 2);
@@ -594,7 +595,8 @@ mod tests {
             pages.there.end(0, INTERRUPTED);
             assert!(pages.there.outbox.iter().all(|work| work.len == 8), "only a response");
             // The imm of a read that is over is nobody's.
-            pages.here.on_imm(data.imm.expect("an imm").wrapping_add(1 << 5));
+            let imm = SlotImm::decode(data.imm.expect("an imm")).expect("a slot imm");
+            pages.here.on_imm(SlotImm { sequence: imm.sequence.next(), ..imm }.encode());
             assert_eq!(pages.run(), 3, "{has_arrived}");
             assert!(pages.have_succeeded());
             assert_eq!(bytes_of(&pages.near, 0, 8192), vec![2; 8192]);

@@ -2,7 +2,7 @@
 //! them.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use multirail_spi::{Event, PeerSlot, RemoteMemory, SlotTable, WorkKind, WorkRequest};
@@ -12,7 +12,7 @@ use crate::gpu_memory::RegisteredGpuMemory;
 use crate::offer::StagingOffer;
 use crate::region::StagedRegions;
 use crate::staging_buffer::{RemoteBuffer, SLOT_COUNT, StagingBuffer};
-use crate::wire::is_reserved;
+use crate::wire::{IMM_TAGS, ImmTag, is_reserved};
 
 /// A connection to one peer, and the staging buffers of both processes.
 pub(crate) struct Connection {
@@ -25,8 +25,8 @@ pub(crate) struct Connection {
     is_complete: AtomicBool,
     /// Whether both processes coalesce.
     coalesces: AtomicBool,
-    /// Whether this process offers to use imms.
-    pub offers_imms: bool,
+    /// The tag of the peer's slot imms, if this process offers to use imms.
+    pub imms: Option<ImmTag>,
     fence: Mutex<Fence>,
     /// Whether `fence` is not `Fence::Open`.
     has_fence: AtomicBool,
@@ -48,14 +48,14 @@ pub(crate) enum Fence {
 }
 
 impl Connection {
-    fn new(peer: PeerSlot, buffer: StagingBuffer, offers_imms: bool) -> Self {
+    fn new(peer: PeerSlot, buffer: StagingBuffer, imms: Option<ImmTag>) -> Self {
         Self {
             peer,
             buffer,
             remote: OnceLock::new(),
             is_complete: AtomicBool::new(false),
             coalesces: AtomicBool::new(false),
-            offers_imms,
+            imms,
             fence: Mutex::new(Fence::Open),
             has_fence: AtomicBool::new(false),
             is_closing: AtomicBool::new(false),
@@ -70,10 +70,10 @@ impl Connection {
     /// Stores the import of the peer's staging buffer. The connection uses imms if both processes offer that, and
     /// coalesces if both allow it.
     pub(crate) fn connect(&self, import: Arc<dyn RemoteMemory>, offer: StagingOffer, coalesces: bool) {
-        let uses_imms = offer.imms && self.offers_imms;
-        let is_woken = uses_imms && offer.is_woken;
+        let imms = offer.imms.filter(|_| self.imms.is_some());
+        let is_woken = imms.is_some() && offer.is_woken;
         self.coalesces.store(offer.coalesces && coalesces, Ordering::Release);
-        let buffer = RemoteBuffer { base: import.base(), rkey: import.rkey(), uses_imms, is_woken };
+        let buffer = RemoteBuffer { base: import.base(), rkey: import.rkey(), imms, is_woken };
         let _ = self.remote.set((buffer, import));
     }
 
@@ -84,7 +84,7 @@ impl Connection {
 
     /// Whether an imm that has arrived may belong to the peer's endpoint although the peer's offer is not known yet.
     pub(crate) fn may_use_imms(&self) -> bool {
-        self.offers_imms && !self.is_complete.load(Ordering::Acquire)
+        self.imms.is_some() && !self.is_complete.load(Ordering::Acquire)
     }
 
     /// Whether pages of registered regions may go through slots.
@@ -94,12 +94,13 @@ impl Connection {
 
     /// Whether requests and responses on this connection carry imms.
     pub(crate) fn uses_imms(&self) -> bool {
-        self.remote_buffer().is_some_and(|buffer| buffer.uses_imms)
+        self.remote_buffer().is_some_and(|buffer| buffer.imms.is_some())
     }
 
-    /// Whether the receiver would take the imm of a work request for one of the endpoint's own.
+    /// Whether the receiver may take the imm of a work request for one of the endpoint's own: if this connection uses imms,
+    /// or if another one to the same endpoint may do so.
     pub(crate) fn has_colliding_imm(&self, kind: WorkKind, imm: Option<u32>) -> bool {
-        kind == WorkKind::Write && imm.is_some_and(is_reserved) && self.uses_imms()
+        kind == WorkKind::Write && imm.is_some_and(is_reserved) && self.remote.get().is_some()
     }
 
     /// Lets the target serve no slot request any more. Returns whether no copy is under way.
@@ -167,10 +168,14 @@ pub(crate) struct EndpointContext<'a> {
 
 /// All connections of a domain, by peer slot.
 #[derive(Default)]
-pub(crate) struct Connections(SlotTable<Vec<Option<Arc<Connection>>>>);
+pub(crate) struct Connections {
+    by_slot: SlotTable<Vec<Option<Arc<Connection>>>>,
+    /// The tag after the one that was given last.
+    next_tag: AtomicUsize,
+}
 
 impl Connections {
-    /// Adds a connection. It offers to use imms if there are fewer than `max_imm_connections` connections already.
+    /// Adds a connection. It offers to use imms if fewer than `max_imm_connections` connections do so already.
     pub(crate) fn insert(
         &self,
         peer: PeerSlot,
@@ -178,28 +183,44 @@ impl Connections {
         max_imm_connections: u64,
     ) -> Arc<Connection> {
         let index = peer.0 as usize;
-        let mut all = self.0.lock();
+        let mut all = self.by_slot.lock();
         if all.len() <= index {
             all.resize(index + 1, None);
         }
-        let offers_imms = (all.iter().flatten().count() as u64) < max_imm_connections;
-        let connection = Arc::new(Connection::new(peer, buffer, offers_imms));
+        let imms = self.free_tag(&all, max_imm_connections);
+        let connection = Arc::new(Connection::new(peer, buffer, imms));
         all[index] = Some(Arc::clone(&connection));
-        self.0.mark_changed();
+        self.by_slot.mark_changed();
         connection
     }
 
+    /// A tag that no connection has. Tags are given in turn, so that a tag is not given again soon.
+    fn free_tag(&self, all: &[Option<Arc<Connection>>], max_imm_connections: u64) -> Option<ImmTag> {
+        let mut is_taken = [false; IMM_TAGS];
+        let taken = all.iter().flatten().filter_map(|connection| connection.imms);
+        taken.for_each(|tag| is_taken[tag.index()] = true);
+        if is_taken.iter().filter(|taken| **taken).count() as u64 >= max_imm_connections {
+            return None;
+        }
+        // The caller has locked the connections.
+        let next = self.next_tag.load(Ordering::Relaxed);
+        let free =
+            (next..next + IMM_TAGS).map(|number| number % IMM_TAGS).find(|number| !is_taken[*number])?;
+        self.next_tag.store(free + 1, Ordering::Relaxed);
+        ImmTag::new(free)
+    }
+
     pub(crate) fn of(&self, peer: PeerSlot) -> Option<Arc<Connection>> {
-        self.0.lock().get(peer.0 as usize).cloned().flatten()
+        self.by_slot.lock().get(peer.0 as usize).cloned().flatten()
     }
 
     pub(crate) fn clear(&self) {
-        self.0.lock().clear();
+        self.by_slot.lock().clear();
     }
 
     /// Removes a connection, unless its peer slot belongs to a newer connection already.
     pub(crate) fn remove(&self, connection: &Arc<Connection>) {
-        let mut all = self.0.lock();
+        let mut all = self.by_slot.lock();
         if let Some(entry) = all.get_mut(connection.peer.0 as usize)
             && entry.as_ref().is_some_and(|known| Arc::ptr_eq(known, connection))
         {
@@ -211,6 +232,6 @@ impl Connections {
     /// [`u64::MAX`].
     #[inline]
     pub(crate) fn if_changed(&self, seen: &mut u64) -> Option<Vec<Option<Arc<Connection>>>> {
-        self.0.lock_if_changed(seen).map(|all| all.clone())
+        self.by_slot.lock_if_changed(seen).map(|all| all.clone())
     }
 }

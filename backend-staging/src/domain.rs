@@ -94,10 +94,9 @@ impl StagedDomain {
 }
 
 /// The most connections that use imms. Their imms get half of the completion queue, the user's imms the other half. A
-/// device that cannot wake a worker has imms for the messages that they save. Where an imm may name another connection to the
-/// same peer, it may not announce bytes: those of that other connection might not have arrived.
+/// device that cannot wake a worker has imms for the messages that they save.
 fn take_imm_connections(capabilities: &mut Capabilities) -> u64 {
-    if !capabilities.operations.contains(Operations::WRITE_IMM) || !capabilities.arrivals_name_connection {
+    if !capabilities.operations.contains(Operations::WRITE_IMM) {
         return 0;
     }
     if capabilities.arrival_depth == u64::MAX {
@@ -193,7 +192,7 @@ impl StagedDomain {
             let connection = self.0.connections.insert(peer, buffer, self.0.max_imm_connections);
             let staging = StagingOffer {
                 buffer: key,
-                imms: connection.offers_imms,
+                imms: connection.imms,
                 is_woken: self.0.capabilities.supports_wakeup,
                 coalesces: self.0.coalesces,
             };
@@ -241,6 +240,10 @@ impl Connector for StagedDomain {
 
     fn finish_renewal(&self, peer: PeerSlot, answer: &[u8]) -> Result<()> {
         self.0.inner.connector().finish_renewal(peer, answer)
+    }
+
+    fn is_same_sender(&self, named: PeerSlot, other: PeerSlot) -> bool {
+        self.0.inner.connector().is_same_sender(named, other)
     }
 
     fn fence(&self, peer: PeerSlot, kind: FenceKind) -> Poll<Result<()>> {
@@ -297,15 +300,8 @@ mod tests {
     #[test]
     fn imms_announce_bytes_whether_or_not_they_wake_a_worker() {
         let half = 8192 / 2 / IMMS_PER_CONNECTION;
-        let cases = [
-            (true, true, true, half),
-            (true, false, true, half),
-            (false, false, true, 0),
-            (true, false, false, 0),
-        ];
-        for (has_imms, wakes, names_connection, connections) in cases {
+        for (has_imms, wakes, connections) in [(true, true, half), (true, false, half), (false, false, 0)] {
             let mut capabilities = Capabilities::minimal();
-            capabilities.arrivals_name_connection = names_connection;
             (capabilities.arrival_depth, capabilities.supports_wakeup) = (8192, wakes);
             capabilities.operations.set(Operations::WRITE_IMM, has_imms);
             assert_eq!(take_imm_connections(&mut capabilities), connections);

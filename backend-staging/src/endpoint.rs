@@ -17,7 +17,7 @@ use crate::page_table::alike;
 use crate::receives::StagedReceives;
 use crate::staging_buffer::SLOT_COUNT;
 use crate::target::SlotTarget;
-use crate::wire::{SlotImm, SlotImmKind, is_reserved};
+use crate::wire::{ImmTag, SlotImm, SlotImmKind, is_reserved};
 use crate::wr_id::{InternalWrId, WrRole, describe_staging_status, staging_status};
 
 /// The most events that wait to be reported. With so many, the endpoint takes no more from the inner endpoint.
@@ -393,6 +393,8 @@ impl StagedEndpoint {
         if self.is_lost {
             return true;
         }
+        let slot_imm = SlotImm::decode(imm);
+        let peer = slot_imm.and_then(|slot_imm| self.receiver_of(peer, slot_imm.tag)).unwrap_or(peer);
         let Some(state) = self.peers.get_mut(peer.0 as usize).and_then(Option::as_mut) else { return false };
         if state.connection.may_use_imms() && state.early_imms.len() < MAX_EARLY_IMMS {
             state.early_imms.push(imm);
@@ -402,13 +404,26 @@ impl StagedEndpoint {
             return false;
         }
         // A wake imm tells nothing: the same poll reads the peer's requests and responses from the staging buffer.
-        if let Some(imm) = SlotImm::decode(imm) {
+        // One with another tag is late: its connection has ended.
+        if let Some(imm) = slot_imm.filter(|imm| state.connection.imms == Some(imm.tag)) {
             self.with_peer(peer, |initiator, target, context| match imm.kind {
                 SlotImmKind::Request => target.on_announced(imm),
                 SlotImmKind::Data => initiator.on_data_arrived(imm, context),
             });
         }
         true
+    }
+
+    /// The connection that a slot imm with this tag belongs to, if the device says that it is from `named`. A device that
+    /// knows a sender only by its endpoint may name another connection of the same endpoint. `None` if there is no such
+    /// connection. The tag of another peer's connection leads nowhere: a peer cannot announce bytes of others.
+    fn receiver_of(&self, named: PeerSlot, tag: ImmTag) -> Option<PeerSlot> {
+        let has_tag = |state: &&PeerState| state.connection.imms == Some(tag);
+        if self.peers.get(named.0 as usize).and_then(Option::as_ref).as_ref().is_some_and(has_tag) {
+            return Some(named);
+        }
+        let other = self.peers.iter().flatten().find(has_tag)?.connection.peer;
+        self.domain.inner.connector().is_same_sender(named, other).then_some(other)
     }
 
     /// Acts on the imms that arrived before the peer's offer was known, if it is known now.
@@ -545,7 +560,7 @@ impl StagedEndpoint {
     #[cfg(unix)]
     fn is_woken_by_all_peers(&self) -> bool {
         let mut remotes = self.peers.iter().flatten().filter_map(|peer| peer.connection.remote_buffer());
-        remotes.all(|remote| remote.uses_imms)
+        remotes.all(|remote| remote.imms.is_some())
     }
 
     /// Whether the endpoint has work that no event of the inner endpoint will announce.

@@ -70,7 +70,8 @@ pub fn slots(bytes: &[u8]) {
             // An imm that announces the slot request of a slot, or the bytes of a read.
             _ => {
                 let kind = if value & 1 == 0 { SlotImmKind::Request } else { SlotImmKind::Data };
-                here.on_imm(SlotImm::new(kind, slot, step[3].into()).encode());
+                let tag = here.connection.imms.expect("a tag");
+                here.on_imm(SlotImm::new(kind, slot, tag, step[3].into()).encode());
             }
         }
         here.advance();

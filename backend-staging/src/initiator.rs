@@ -642,7 +642,7 @@ impl SlotInitiator {
         }
         // A read transfers the table alone.
         let len = table_len(words) + if is_read { 0 } else { slot.bytes() };
-        if remote.uses_imms {
+        if remote.imms.is_some() {
             return self.begin_slot_request(index, len, context);
         }
         let buffer = &self.connection.buffer;
@@ -676,8 +676,8 @@ impl SlotInitiator {
         let (local, sequence) = (buffer.request_out(index), slot_request.sequence);
         let (carried, imm) = match slot_request.carries_bytes {
             true => {
-                let imm = SlotImm::new(SlotImmKind::Request, index, sequence);
-                (self.slots[index].carried, Some(imm.encode()))
+                let imm = |tag| SlotImm::new(SlotImmKind::Request, index, tag, sequence).encode();
+                (self.slots[index].carried, remote.imms.map(imm))
             }
             false => (0, remote.wake_imm()),
         };

@@ -4,14 +4,15 @@
 use multirail_spi::{Error, ErrorKind, RemoteKey, Result};
 
 use crate::staging_buffer::{BUFFER_LEN, SLOT_COUNT, SLOT_LEN};
+use crate::wire::ImmTag;
 
 /// What a process offers to a peer that stages.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
 pub(crate) struct StagingOffer {
     /// The key of its staging buffer.
     pub buffer: RemoteKey,
-    /// Whether it sends slot imms, and takes those of the peer.
-    pub imms: bool,
+    /// The tag of the slot imms that it takes. `None` if it neither takes nor sends slot imms.
+    pub imms: Option<ImmTag>,
     /// Whether imms wake its worker: then all that is written into its buffer carries one.
     pub is_woken: bool,
     /// Whether peers may coalesce pages of its registered regions.
@@ -27,7 +28,7 @@ struct Appendix {
     slot_len: u32,
 }
 
-const VERSION: u8 = 6;
+const VERSION: u8 = 7;
 /// The last bytes of an offer with an appendix. The two bytes before them are the length of the appendix.
 const MARK: [u8; 8] = *b"mrstaged";
 
@@ -74,6 +75,9 @@ pub(crate) fn split(offer: &[u8]) -> Result<(&[u8], Option<StagingOffer>)> {
     if appendix.offer.buffer.len != BUFFER_LEN as u64 || appendix.offer.buffer.is_staged() {
         return Err(malformed("its staging buffer has the wrong length, or is staged itself"));
     }
+    if appendix.offer.imms.is_some_and(|tag| !tag.is_valid()) {
+        return Err(malformed("it has a tag that does not exist"));
+    }
     Ok((inner, Some(appendix.offer)))
 }
 
@@ -82,15 +86,18 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::wire::IMM_TAGS;
 
     const KEY: RemoteKey = RemoteKey { base: 1 << 40, key: 77, len: BUFFER_LEN as u64 };
 
     proptest! {
         #[test]
         fn an_offer_is_split_as_it_was_appended(
-            inner: Vec<u8>, imms: bool, flipped: (prop::sample::Index, u8), cut: prop::sample::Index,
+            inner: Vec<u8>, tag in 0..2 * IMM_TAGS, flipped: (prop::sample::Index, u8), cut: prop::sample::Index,
         ) {
-            let offer = StagingOffer { buffer: KEY, imms, is_woken: !imms, coalesces: imms };
+            let imms = ImmTag::new(tag);
+            let (is_woken, coalesces) = (imms.is_none(), imms.is_some());
+            let offer = StagingOffer { buffer: KEY, imms, is_woken, coalesces };
             let whole = append(inner.clone(), offer).unwrap();
             prop_assert_eq!(split(&whole).unwrap(), (&inner[..], Some(offer)));
             // No input makes `split` panic.
@@ -105,11 +112,14 @@ mod tests {
     #[test]
     fn an_offer_that_does_not_fit_is_refused() {
         let append = |inner, buffer| {
-            append(inner, StagingOffer { buffer, imms: true, is_woken: true, coalesces: true }).unwrap()
+            append(inner, StagingOffer { buffer, imms: ImmTag::new(0), is_woken: true, coalesces: true })
+                .unwrap()
         };
         let refused = |buffer| split(&append(vec![1], buffer)).unwrap_err().kind();
         assert_eq!(refused(RemoteKey { len: 1, ..KEY }), ErrorKind::Protocol);
         assert_eq!(refused(RemoteKey { base: RemoteKey::STAGED, ..KEY }), ErrorKind::Protocol);
+        assert!(postcard::from_bytes::<ImmTag>(&[127]).is_ok_and(ImmTag::is_valid));
+        assert!(postcard::from_bytes::<ImmTag>(&[128]).is_ok_and(|tag| !tag.is_valid()));
         let mut other = append(Vec::new(), KEY);
         other[0] = VERSION + 1;
         assert_eq!(split(&other).unwrap_err().kind(), ErrorKind::Version);

@@ -13,7 +13,9 @@ use cuda::{Device, PageLock, Reach};
 use multirail_spi::{Access, Domain, Error, ErrorKind, HostBuffer, Memory, MemoryRegion, RemoteKey, Result};
 
 use crate::page_table::{MAX_TABLE_WORDS, table_len};
-use crate::wire::{NumberedRequest, REQUEST_WORDS, RESPONSE_WORDS, Response, WAKE_IMM, decode_response};
+use crate::wire::{
+    ImmTag, NumberedRequest, REQUEST_WORDS, RESPONSE_WORDS, Response, WAKE_IMM, decode_response,
+};
 
 /// The number of slots for each role. With 512 KiB per slot, 4 MiB are in transfer at a time. A network of 200 Gbps
 /// takes 170 µs for 4 MiB. A slot is in use for less: two GPU copies (15 µs each, H200) and two transfers over the
@@ -276,8 +278,8 @@ const fn content(slots: usize, slot: usize) -> usize {
 pub(crate) struct RemoteBuffer {
     pub base: u64,
     pub rkey: u64,
-    /// Whether imms announce the bytes of slots: if both processes offer it.
-    pub uses_imms: bool,
+    /// The peer's tag of the imms that announce the bytes of slots. `None` unless both processes offer such imms.
+    pub imms: Option<ImmTag>,
     /// Whether imms also wake the peer's worker.
     pub is_woken: bool,
 }

@@ -360,10 +360,10 @@ impl SlotTarget {
         let local = buffer.target_slot(index).wrapping_add(start as usize);
         let to = remote.initiator_slot(index) + start;
         let mut internal = id.write(local, buffer.lkey(), end - start, to, remote.rkey);
-        slot.announces_data = remote.uses_imms && slot.failures.is_empty();
-        if slot.announces_data {
-            internal.imm = Some(SlotImm::new(SlotImmKind::Data, index, self.sequences[index]).encode());
-        }
+        let tag = remote.imms.filter(|_| slot.failures.is_empty());
+        slot.announces_data = tag.is_some();
+        internal.imm =
+            tag.map(|tag| SlotImm::new(SlotImmKind::Data, index, tag, self.sequences[index]).encode());
         context.outbox.push_back(internal);
         slot.step = TargetStep::SendingData;
     }

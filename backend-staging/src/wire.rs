@@ -15,15 +15,45 @@ use crate::page_table::{MAX_PAGES, MAX_TABLE_WORDS};
 
 /// The *wake imm*: slot requests and responses carry it to wake the other process's worker. Any value would do.
 pub(crate) const WAKE_IMM: u32 = 0x6b6e_6f63;
-/// The upper half of all slot imms. Any value would do, but that of [`WAKE_IMM`].
-const SLOT_IMMS: u32 = 0x6b6f;
-/// The bits of a slot imm that hold the sequence number, above four bits of the slot and one of the kind.
-const SEQUENCE_BITS: u32 = 11;
+/// The upper bits of all slot imms. Any value would do, but that of [`WAKE_IMM`].
+const SLOT_IMMS: u32 = 0x35a;
+/// The bits of a slot imm below those of [`SLOT_IMMS`]: from the lowest bit, four of the slot, one of the kind, then those of
+/// the tag, then those of the sequence number.
+const SLOT_IMM_BITS: u32 = SEQUENCE_SHIFT + SEQUENCE_BITS;
+/// The bits below those of the sequence number.
+const SEQUENCE_SHIFT: u32 = 5 + TAG_BITS;
+const TAG_BITS: u32 = 7;
+const SEQUENCE_BITS: u32 = 9;
+/// The number of [tags](ImmTag).
+pub(crate) const IMM_TAGS: usize = 1 << TAG_BITS;
 
 /// Whether an imm means something to the endpoints of a connection with imms.
 #[inline]
 pub(crate) fn is_reserved(imm: u32) -> bool {
-    imm == WAKE_IMM || imm >> 16 == SLOT_IMMS
+    imm == WAKE_IMM || imm >> SLOT_IMM_BITS == SLOT_IMMS
+}
+
+/// A number by which the receiver of slot imms finds their connection: a device may know the sender of an imm only by its
+/// endpoint, which has several connections ([`Connector::is_same_sender`](multirail_spi::Connector::is_same_sender)). Each
+/// side chooses the tag of the imms that come to it, and sends it in its [offer](crate::offer). No two connections of a
+/// domain have the same tag.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub(crate) struct ImmTag(u8);
+
+impl ImmTag {
+    /// The tag with this number. `None` if there are fewer tags.
+    pub(crate) fn new(number: usize) -> Option<Self> {
+        u8::try_from(number).ok().filter(|_| number < IMM_TAGS).map(Self)
+    }
+
+    pub(crate) fn index(self) -> usize {
+        self.0.into()
+    }
+
+    /// Whether the tag is one that [`new`](Self::new) makes: the peer's offer may have any number.
+    pub(crate) fn is_valid(self) -> bool {
+        self.index() < IMM_TAGS
+    }
 }
 
 /// A *slot imm*: it arrives after the bytes that it announces.
@@ -32,6 +62,8 @@ pub(crate) struct SlotImm {
     pub kind: SlotImmKind,
     /// The index of the slot.
     pub slot: usize,
+    /// The tag that the receiver has chosen for the connection.
+    pub tag: ImmTag,
     pub sequence: ImmSequence,
 }
 
@@ -45,7 +77,7 @@ pub(crate) enum SlotImmKind {
 }
 
 /// The part of a slot's sequence number that a slot imm has. An imm that comes late is not taken for that of a later slot
-/// request: 2048 slot requests of one slot come between two that have the same part.
+/// request: 512 slot requests of one slot come between two that have the same part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ImmSequence(u32);
 
@@ -55,26 +87,34 @@ impl ImmSequence {
         Self(sequence & ((1 << SEQUENCE_BITS) - 1))
     }
 
-    /// Whether this belongs to a later slot request than `other`. The two are less than 1024 slot requests apart.
+    #[cfg(test)]
+    pub(crate) fn next(self) -> Self {
+        Self::of(self.0 + 1)
+    }
+
+    /// Whether this belongs to a later slot request than `other`. The two are less than 256 slot requests apart.
     pub(crate) fn is_after(self, other: Self) -> bool {
         (1..1 << (SEQUENCE_BITS - 1)).contains(&Self::of(self.0.wrapping_sub(other.0)).0)
     }
 }
 
 impl SlotImm {
-    pub(crate) fn new(kind: SlotImmKind, slot: usize, sequence: u32) -> Self {
-        Self { kind, slot, sequence: ImmSequence::of(sequence) }
+    pub(crate) fn new(kind: SlotImmKind, slot: usize, tag: ImmTag, sequence: u32) -> Self {
+        Self { kind, slot, tag, sequence: ImmSequence::of(sequence) }
     }
 
     pub(crate) fn encode(self) -> u32 {
-        SLOT_IMMS << 16 | self.sequence.0 << 5 | (self.kind as u32) << 4 | self.slot as u32
+        let numbers = self.sequence.0 << SEQUENCE_SHIFT | u32::from(self.tag.0) << 5;
+        SLOT_IMMS << SLOT_IMM_BITS | numbers | (self.kind as u32) << 4 | self.slot as u32
     }
 
     /// Decodes an imm. `None` if it is no slot imm.
     pub(crate) fn decode(imm: u32) -> Option<Self> {
         let kind = if imm >> 4 & 1 == 0 { SlotImmKind::Request } else { SlotImmKind::Data };
-        let decoded = Self { kind, slot: (imm & 0xf) as usize, sequence: ImmSequence::of(imm >> 5) };
-        (imm >> 16 == SLOT_IMMS).then_some(decoded)
+        let tag = ImmTag((imm >> 5) as u8 & (IMM_TAGS as u8 - 1));
+        let sequence = ImmSequence::of(imm >> SEQUENCE_SHIFT);
+        let decoded = Self { kind, slot: (imm & 0xf) as usize, tag, sequence };
+        (imm >> SLOT_IMM_BITS == SLOT_IMMS).then_some(decoded)
     }
 }
 
@@ -282,17 +322,18 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_slot_imm_is_decoded_as_it_was_encoded(slot in 0..SLOT_COUNT, sequence: u32, other: u32, is_data: bool) {
+        fn a_slot_imm_is_decoded_as_it_was_encoded(slot in 0..SLOT_COUNT, tag in 0..IMM_TAGS, sequence: u32, other: u32, is_data: bool) {
             let kind = if is_data { SlotImmKind::Data } else { SlotImmKind::Request };
-            let imm = SlotImm::new(kind, slot, sequence);
+            let tag = ImmTag::new(tag).unwrap();
+            let imm = SlotImm::new(kind, slot, tag, sequence);
             prop_assert_eq!(SlotImm::decode(imm.encode()), Some(imm));
             prop_assert!(is_reserved(imm.encode()) && imm.encode() != WAKE_IMM);
             let next = ImmSequence::of(sequence.wrapping_add(1));
             prop_assert!(next.is_after(imm.sequence) && !imm.sequence.is_after(next) && !next.is_after(next));
             // A peer may name a slot that is not there. Both roles ignore it.
             prop_assert_eq!(SlotImm::decode(other).is_some(), is_reserved(other) && other != WAKE_IMM);
-            let any = SlotImm::decode(SLOT_IMMS << 16 | other >> 16);
-            prop_assert!(any.is_some_and(|any| any.slot < 16 && any.encode() & 0xffff == other >> 16));
+            let any = SlotImm::decode(SLOT_IMMS << SLOT_IMM_BITS | other >> (32 - SLOT_IMM_BITS));
+            prop_assert!(any.is_some_and(|any| any.slot < 16 && any.encode() << (32 - SLOT_IMM_BITS) >> (32 - SLOT_IMM_BITS) == other >> (32 - SLOT_IMM_BITS)));
         }
     }
 

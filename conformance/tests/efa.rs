@@ -14,7 +14,7 @@ struct EfaProvider {
 }
 
 /// Trials that shm cannot run, with the reason.
-const NOT_ON_SHM: [(&str, &str); 8] = [
+const NOT_ON_SHM: [(&str, &str); 9] = [
     // libfabric 1.17 and 2.1: the target's `smr_progress_cmd_rma` returns without an answer if it does not know the
     // key, and the initiator's later requests wait behind this one.
     ("tenant::a_stolen_descriptor_over_sockets", NO_ANSWER),
@@ -27,6 +27,7 @@ const NOT_ON_SHM: [(&str, &str); 8] = [
     ("grant::crosses_the_control_connection", SAME_PROCESS),
     ("tenant::one_listener_and_no_names_in_common", SAME_PROCESS),
     ("close::meanwhile_submitted_ends", SAME_PROCESS),
+    ("peers::pages_over_two_connections", SAME_PROCESS),
 ];
 /// The trial that tcp cannot run: `xnet_progress` and `rxm_conn_close` cancel outstanding operations.
 const NOT_ON_TCP: (&str, &str) =

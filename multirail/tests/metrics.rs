@@ -21,7 +21,7 @@ fn counters_are_published_with_labels_when_asked() {
     let recorder = DebuggingRecorder::new();
     let snapshotter = recorder.snapshotter();
     metrics::with_local_recorder(&recorder, || here.publish_metrics());
-    let mut found = HashMap::new();
+    let (mut found, mut sizes) = (HashMap::new(), 0);
     for (key, _, _, value) in snapshotter.snapshot().into_vec() {
         let key = key.key();
         let labels: HashMap<_, _> = key.labels().map(|label| (label.key(), label.value())).collect();
@@ -30,8 +30,20 @@ fn counters_are_published_with_labels_when_asked() {
             assert_eq!(labels["backend"], "loopback");
             assert_eq!(format!("lo{}", labels["rail"]), labels["device"]);
         }
+        if key.name() == "multirail_operations_total" {
+            assert_eq!((labels["transport"], labels.len()), ("loopback", 2));
+            let counters = here.operation_counters();
+            let size = counters[0].sizes.iter().find(|size| size.name() == labels["size"]).expect("a class");
+            assert_eq!(value, DebugValue::Counter(size.count()), "{labels:?}");
+            sizes += 1;
+        }
         found.insert((key.name().to_owned(), labels.get("rail").copied().unwrap_or("").to_owned()), value);
     }
+    assert_eq!(sizes, 5);
+    // The thread that submits the small write carries it out itself.
+    let counters = here.operation_counters();
+    let counts: Vec<_> = counters[0].sizes.iter().map(|size| size.count()).collect();
+    assert!(counts[..2] == [0, 0] && counts.iter().sum::<u64>() > 0, "{counts:?}");
     let rails = here.counters();
     assert!(!rails.is_empty());
     for rail in &rails {

@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 
 use multirail::metrics::MetricsServer;
-use multirail::{Access, BackendChoice, ErrorKind, Fabric};
+use multirail::{Access, BackendChoice, ErrorKind, Fabric, Pages};
 
 fn open() -> Fabric {
     multirail::builder(&BackendChoice::Named("loopback".into())).expect("loopback").open().expect("open")
@@ -71,12 +71,49 @@ fn every_metric_has_help_and_a_type() {
     let samples = page.lines().filter_map(|line| line.strip_prefix("multirail_"));
     let names: std::collections::BTreeSet<_> =
         samples.filter_map(|line| line.split(['{', ' ']).next()).collect();
-    assert_eq!(names.len(), 16, "{page}");
+    assert_eq!(names.len(), 18 + 3, "{page}");
+    let parts = ["_bucket", "_sum", "_count"];
     for name in names {
+        let name = parts.iter().find_map(|part| name.strip_suffix(part)).unwrap_or(name);
         for comment in [format!("# HELP multirail_{name} "), format!("# TYPE multirail_{name} ")] {
             assert!(page.contains(&comment), "{comment}: {page}");
         }
     }
+}
+
+/// The buckets of a histogram add up, the last one has all operations, and the sum is their time.
+#[test]
+fn latencies_are_histograms_by_size() {
+    let (here, there) = (open(), open());
+    let (peer, _origin) = here.connect_local(&there).expect("connect");
+    let source = here.alloc(1 << 20, Access::LOCAL).expect("memory");
+    let target = there.alloc(1 << 20, Access::REMOTE_WRITE).expect("memory");
+    let remote = peer.import(&target.descriptor()).expect("import");
+    let pages = Pages::new((0..256).rev().collect::<Vec<u32>>());
+    for _ in 0..3 {
+        let mut op = peer.write_pages(&source, &pages, &remote, &pages, 4096).expect("submit");
+        op.wait(limit::HANG).expect("written");
+    }
+    let page = scrape(start(&here).local_addr());
+    let prefix = "multirail_operation_latency_seconds";
+    let value = |what: &str, more: &str| -> f64 {
+        let sample = format!("{prefix}_{what}{{transport=\"loopback\",size=\"1MiB\"{more}}} ");
+        let line = page.lines().find_map(|line| line.strip_prefix(&sample));
+        line.unwrap_or_else(|| panic!("{sample}: {page}")).parse().expect("a number")
+    };
+    let count = value("count", "");
+    let counters = here.operation_counters();
+    let size = counters[0].sizes.iter().find(|size| size.name() == "1MiB").expect("the class");
+    assert!(count >= 3.0 && count == size.count() as f64, "{page}");
+    assert_eq!(value("bucket", ",le=\"+Inf\""), count);
+    assert_eq!(value("sum", ""), size.time.as_secs_f64());
+    let buckets: Vec<f64> = page
+        .lines()
+        .filter(|line| line.starts_with(&format!("{prefix}_bucket")) && line.contains("\"1MiB\""))
+        .map(|line| line.rsplit(' ').next().and_then(|count| count.parse().ok()).expect("a count"))
+        .collect();
+    assert!(buckets.len() == 25 && buckets.is_sorted(), "{page}");
+    assert_eq!(page.matches("size=\"1MiB\"").count(), 25 + 3);
 }
 
 #[test]

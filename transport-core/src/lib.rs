@@ -96,8 +96,8 @@ pub use control::{
 pub use descriptor::Descriptor;
 pub use engine::plan::way;
 pub use engine::{
-    Cancel, EvenShares, Grant, GrantPolicy, GrantRequest, ImmMode, Message, Op, OpId, Outcome, PeerId,
-    RailCounters, RailReceipt, Receipt, StepReport, Trigger, wait,
+    Cancel, EvenShares, Grant, GrantPolicy, GrantRequest, ImmMode, Message, Op, OpId, OperationCounters,
+    Outcome, PeerId, RailCounters, RailReceipt, Receipt, SizeCounters, StepReport, Trigger, wait,
 };
 pub use explain::{Explanation, RailPlan, TransportChoice};
 pub use fabric::{

@@ -74,11 +74,15 @@ impl Stranger {
     }
 }
 
-/// Where the name of the socket begins in an offer. It is at the end, after its length.
+/// Where the name of the socket begins in an offer. It is at the end, after its length. The bytes before are random, so a
+/// slash alone does not tell.
 fn start_of_name(offer: &[u8]) -> usize {
+    let directory = std::env::temp_dir();
+    let directory = directory.as_os_str().as_encoded_bytes();
     let is_start = |at: &usize| {
         let (length, name) = (offer[at - 1], &offer[*at..]);
-        usize::from(length) == name.len() && (name.starts_with(b"multirail-lo") || name.starts_with(b"/"))
+        usize::from(length) == name.len()
+            && (name.starts_with(b"multirail-lo") || name.starts_with(directory))
     };
     (1..offer.len()).find(is_start).unwrap()
 }

@@ -27,7 +27,7 @@ use multirail::{
 use super::group::untouched;
 use super::host::{GroupStep, GroupTotals};
 use super::profile::Profile;
-use super::way_plan::{SLOT_REQUEST, SlotPlan};
+use super::way_plan::SlotPlan;
 use crate::failure::CommandResult;
 
 /// One rail group that always has pages to coalesce.
@@ -65,8 +65,6 @@ struct SlotCard {
     filled: usize,
     /// Slots that are being written.
     written: Vec<Op>,
-    /// Requests to empty a slot that are being written.
-    asked: Vec<Op>,
     /// When slots will be free again.
     responses: VecDeque<Time>,
     /// The slots that were emptied.
@@ -137,16 +135,7 @@ impl CoalescedGroup {
             while card.responses.pop_front_if(|due| *due <= now).is_some() {
                 (card.free, card.emptied, step.had_event) = (card.free + 1, card.emptied + 1, true);
             }
-            let mut arrived = take_ended(&mut card.written)?;
-            if let Some(message_ns) = self.plan.message_ns {
-                for _ in 0..arrived {
-                    let ask = card.peer.write(&card.source, 0..SLOT_REQUEST as usize, &card.landing, 0)?;
-                    card.asked.push(ask);
-                    step.cpu_ns += message_ns;
-                }
-                arrived = take_ended(&mut card.asked)?;
-            }
-            for _ in 0..arrived {
+            for _ in 0..take_ended(&mut card.written)? {
                 self.empty(at, target, now);
                 step.had_event = true;
             }
@@ -154,7 +143,7 @@ impl CoalescedGroup {
             while card.filling.pop_front_if(|due| *due <= now).is_some() {
                 card.filled += 1;
             }
-            while card.filled > 0 && card.written.len() < self.plan.posted {
+            while card.filled > 0 {
                 card.filled -= 1;
                 let bytes = self.plan.wire() as usize;
                 card.written.push(card.peer.write_pages(
@@ -273,7 +262,6 @@ impl SlotCard {
             filling: VecDeque::new(),
             filled: 0,
             written: Vec::new(),
-            asked: Vec::new(),
             responses: VecDeque::new(),
             emptied: 0,
         })

@@ -35,10 +35,6 @@ pub struct Profile {
     pub card: LinkModel,
     /// The entries of a card's gather list. 1: it has none.
     pub gather_entries: u32,
-    /// The initiator's work requests per slot of coalesced pages, as in `backend-staging`: one message carries the request
-    /// to empty the slot, the page table and the pages. On EFA cards the request is a message of its own, behind the
-    /// bytes: an imm there does not name its connection, so it cannot announce the slot.
-    pub slot_requests: u32,
     /// The seed of the cards' random choices.
     pub seed: u64,
 }
@@ -57,7 +53,6 @@ impl Profile {
             remote_cards: None,
             card,
             gather_entries: 1,
-            slot_requests: 2,
             seed: 1,
         };
         match name {
@@ -78,7 +73,7 @@ impl Profile {
                     ops_per_s: Some(11_100_000),
                     ..p5
                 };
-                Self { gather_entries: 30, slot_requests: 1, ..of(8, 1, card) }
+                Self { gather_entries: 30, ..of(8, 1, card) }
             }
         }
     }

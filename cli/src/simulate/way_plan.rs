@@ -13,7 +13,7 @@ const ENTRY: u64 = 9;
 /// A slot has no more pages than it has of this size, as in `backend-staging`.
 const LEAST_PAGE: u64 = 1 << 10;
 /// The bytes of the request to empty a slot, and those of the response.
-pub const SLOT_REQUEST: u64 = 64;
+const SLOT_REQUEST: u64 = 64;
 const RESPONSE: u64 = 8;
 /// The default memory of a rail pair's slots, on each side, for each 100 Gbps of the line. `backend-staging` has as
 /// much for each rail pair.
@@ -66,11 +66,6 @@ pub struct SlotPlan {
     pub page: u64,
     /// The slots of a rail pair.
     pub slots: usize,
-    /// The slots of a rail pair that are posted at once. If the request to empty a slot follows its bytes, it must not wait
-    /// for many other slots.
-    pub posted: usize,
-    /// The nanoseconds of the work request that asks the target to empty a slot, if it follows the bytes.
-    pub message_ns: Option<f64>,
     /// The nanoseconds of the target's work request that responds.
     pub response_ns: f64,
 }
@@ -109,7 +104,8 @@ impl WayPlan {
             slots: slots * profile.cards,
             slot_line_ns: options.slot_bytes as f64 * 1e9 / rate,
             page_entry_bytes: ENTRY,
-            slot_requests: profile.slot_requests,
+            // One message carries the request to empty the slot, the page table and the pages.
+            slot_requests: 1,
             response_ns: costs.request_ns(RESPONSE),
             source,
             target,
@@ -148,11 +144,6 @@ impl WayPlan {
                     pages: slot.pages_per_slot(page),
                     page: page.min(options.slot_bytes),
                     slots: slots as usize,
-                    posted: match profile.slot_requests {
-                        1 => usize::MAX,
-                        _ => ((2.0 * Self::latency_ns(profile) / slot.slot_line_ns).ceil() as usize).max(2),
-                    },
-                    message_ns: (profile.slot_requests > 1).then(|| costs.request_ns(SLOT_REQUEST)),
                     response_ns: slot.response_ns,
                 };
                 Self {

@@ -5,9 +5,10 @@ use std::pin::pin;
 use transport_core::spi::Operations;
 use transport_core::{Access, Error, ErrorKind, Op, Peer, WriteOptions};
 
-use crate::backend_under_test::Variant;
+use crate::backend_under_test::{TransferSide, Variant};
 use crate::check::{TestResult, TrialFailure, ensure, ensure_eq, ensure_err, poll_once};
 use crate::checked_region::{CheckedRegion, FULL_ACCESS};
+use crate::process::{LIMIT, worker_fabric};
 use crate::sim_harness::{Options, SimHarness, SimPair};
 use crate::trial::{ALL_PATHS, Trial, TrialContext};
 
@@ -34,6 +35,9 @@ pub(super) const TRIALS: &[Trial] = &[
     Trial::new("peers::two_connections_of_one_pair", two_connections)
         .on(ALL_PATHS)
         .needs(Operations::WRITE_IMM),
+    Trial::new("peers::pages_over_two_connections", pages_over_two_connections)
+        .needs(Operations::READ)
+        .process(),
     Trial::new("peers::everyone_to_everyone", everyone).on(ALL_PATHS).needs(Operations::WRITE_IMM),
 ];
 
@@ -94,7 +98,11 @@ fn disconnected(context: &TrialContext) -> TestResult {
         )?;
         ensure(!pair.to_b.is_alive(), "the peer is alive after its disconnect")?;
         ensure_err("an expected imm", pair.to_b.imm(1).expect(1).wait(limit::HANG), GONE)?;
-        all_end(&pair.sim, ops)?;
+        let failed = all_end(&pair.sim, ops)?;
+        let counters = pair.a.operation_counters();
+        let counted: u64 =
+            counters.iter().flat_map(|transport| &transport.errors).map(|(_, count)| count).sum();
+        ensure_eq("operations counted as failed", counted, failed as u64)?;
         pair.sim.settle()?;
         ensure_err("a write to it", pair.to_b.write_imm(1).map(drop), GONE)?;
         ensure_err("an import", pair.to_b.import(&dst.region.descriptor()).map(drop), GONE)?;
@@ -246,6 +254,41 @@ fn two_connections(context: &TrialContext) -> TestResult {
     pair.sim.done(second.write(&src.region, 100..200, &remote, 7)?)?;
     dst.expect_from(7, &src, 100..200);
     dst.check("the second after the first")
+}
+
+/// Small pages by two connections of the same two fabrics at once, and back. A device may know only the fabric that an
+/// arrival is from.
+fn pages_over_two_connections(context: &TrialContext) -> TestResult {
+    const PAGE: usize = 700;
+    const PAGES: usize = 64;
+    let (a, b) = (worker_fabric(context)?, worker_fabric(context)?.on_side(TransferSide::Target));
+    let (first, second) = (a.connect_local(&b)?.0, a.connect_local(&b)?.0);
+    let peers = [&first, &second];
+    let len = PAGE * PAGES;
+    let mut src = CheckedRegion::new(&a, 2 * len, Access::LOCAL, context.seed)?;
+    let mut dst = CheckedRegion::new(&b, 2 * len, FULL_ACCESS, context.seed + 1)?;
+    let all_done = |ops: Vec<Op>| ops.into_iter().try_for_each(|mut op| op.wait(LIMIT).map(drop));
+    for round in 0..50 {
+        src.fill(context.seed + 2 + round)?;
+        let mut ops = Vec::new();
+        for page in 0..2 * PAGES {
+            let (peer, range) = (peers[page % 2], page * PAGE..(page + 1) * PAGE);
+            ops.push(peer.write(&src.region, range.clone(), &dst.import(peer)?, range.start)?);
+            dst.expect_from(range.start, &src, range);
+        }
+        all_done(ops)?;
+        dst.check("written by both")?;
+        dst.fill(context.seed + 40 + round)?;
+        let mut ops = Vec::new();
+        for page in 0..2 * PAGES {
+            let (peer, range) = (peers[page % 2], page * PAGE..(page + 1) * PAGE);
+            ops.push(peer.read(&src.region, range.clone(), &dst.import(peer)?, range.start)?);
+            src.expect_from(range.start, &dst, range);
+        }
+        all_done(ops)?;
+        src.check("read by both")?;
+    }
+    Ok(())
 }
 
 fn everyone(context: &TrialContext) -> TestResult {

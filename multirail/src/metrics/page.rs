@@ -1,8 +1,10 @@
 //! The page that a scrape gets.
 
+use std::time::Duration;
+
 use metrics::{describe_counter, describe_gauge};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusRecorder};
-use transport_core::{Fabric, WeakFabric};
+use transport_core::{Fabric, OperationCounters, WeakFabric};
 
 /// Each counter of a rail, with its help text.
 const COUNTERS: [(&str, &str); 15] = [
@@ -42,6 +44,11 @@ impl MetricsPage {
         let recorder = PrometheusBuilder::new().build_recorder();
         metrics::with_local_recorder(&recorder, || {
             COUNTERS.iter().for_each(|(name, help)| describe_counter!(*name, *help));
+            describe_counter!("multirail_operations_total", "Operations that the worker ended with success");
+            describe_counter!(
+                "multirail_operation_errors_total",
+                "Operations that failed, by the kind of their error"
+            );
             describe_gauge!("multirail_peers", "Connected peers of the fabric");
         });
         Self { fabric: fabric.downgrade(), recorder }
@@ -51,6 +58,37 @@ impl MetricsPage {
     pub fn render(&self) -> Option<String> {
         let fabric = self.fabric.upgrade()?;
         metrics::with_local_recorder(&self.recorder, || fabric.publish_metrics());
-        Some(self.recorder.handle().render())
+        let mut page = self.recorder.handle().render();
+        add_latencies(&mut page, &fabric.operation_counters());
+        Some(page)
     }
+}
+
+/// Adds the latencies as histograms. They are counted in buckets already, which a recorder does not take.
+fn add_latencies(page: &mut String, transports: &[OperationCounters]) {
+    const NAME: &str = "multirail_operation_latency_seconds";
+    page.push_str(&format!(
+        "# HELP {NAME} From the submission of an operation that succeeded to its end\n# TYPE {NAME} histogram\n"
+    ));
+    for OperationCounters { transport, sizes, .. } in transports {
+        for size in sizes {
+            let labels = format!("transport=\"{}\",size=\"{}\"", escaped(transport), size.name());
+            let mut count = 0;
+            for (longest, operations) in &size.latencies {
+                count += operations;
+                let end = match *longest {
+                    Duration::MAX => "+Inf".to_owned(),
+                    longest => longest.as_secs_f64().to_string(),
+                };
+                page.push_str(&format!("{NAME}_bucket{{{labels},le=\"{end}\"}} {count}\n"));
+            }
+            let seconds = size.time.as_secs_f64();
+            page.push_str(&format!("{NAME}_sum{{{labels}}} {seconds}\n{NAME}_count{{{labels}}} {count}\n"));
+        }
+    }
+}
+
+/// A label's value as Prometheus's text format writes it.
+fn escaped(value: &str) -> String {
+    value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }

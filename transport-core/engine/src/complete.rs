@@ -1660,6 +1660,8 @@ impl Engine {
                 if let Some(Some(link)) = self.links.get_mut(link as usize) {
                     link.last_success = ended_at;
                 }
+                let nanos = ended_at.as_nanos().saturating_sub(submitted_at.as_nanos());
+                self.handle.operations.succeeded(outcome.bytes, nanos);
                 self.handle.table.succeed(id, outcome, |notes| {
                     (notes.submitted_at, notes.posted_at, notes.ended_at) =
                         (submitted_at, posted_at, ended_at);

@@ -9,7 +9,7 @@ use crossbeam_queue::{ArrayQueue, SegQueue};
 use super::flow_control::ReceiverCredits;
 use super::timers::Timers;
 use super::trace::{FlightRecorder, StallMonitor};
-use super::{Continuation, Control, Engine, RailCounts, Submission};
+use super::{Continuation, Control, Engine, OperationCounts, RailCounts, Submission};
 use crate::index::{GroupIndex, TransportIndex};
 use crate::op::{OpId, OpTable};
 use crate::{Error, ErrorKind, Result, WakeupHandle};
@@ -56,6 +56,7 @@ pub struct EngineHandle {
     pub submissions: ArrayQueue<Submission>,
     pub controls: SegQueue<Control>,
     pub counts: Box<[RailCounts]>,
+    pub operations: OperationCounts,
     pub flight_recorder: FlightRecorder,
     pub stall_monitor: Arc<StallMonitor>,
     /// What the transport's peers may send us. All engines of the transport share it.
@@ -117,6 +118,7 @@ impl EngineHandle {
             first_rail: setup.first_rail,
             posting: setup.posting,
             counts: setup.devices.iter().map(|_| RailCounts::default()).collect(),
+            operations: OperationCounts::default(),
             transport_label: setup.transport_label,
             label: setup.label,
             devices: setup.devices,

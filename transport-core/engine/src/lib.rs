@@ -86,9 +86,11 @@ pub use flow_control::{EvenShares, Grant, GrantPolicy, GrantRequest};
 pub use handle::{EngineHandle, HandleSetup, Posting};
 use multirail_spi as spi;
 pub use op::{Cancel, Op, OpId, Outcome, RailReceipt, Receipt, wait};
-pub use operation::ImmMode;
 #[doc(hidden)]
-pub use operation::{Continuation, DrainAnswer, DrainReply, OnEnd, SharedState, Work, drain_answer};
+pub use operation::{
+    Continuation, DrainAnswer, DrainReply, OnEnd, OperationCounts, SharedState, Work, drain_answer,
+};
+pub use operation::{ImmMode, OperationCounters, SizeCounters};
 pub use peer_id::PeerId;
 #[doc(hidden)]
 pub use rail::{Inbox, PoolPart, Rail, RailCounts};

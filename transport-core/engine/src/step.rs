@@ -867,6 +867,7 @@ impl Engine {
         self.record(TraceEvent::Ended { op, error: error.map(Error::kind) });
         match error {
             Some(error) => {
+                self.handle.operations.failed(error.kind());
                 tracing::debug!(parent: span.and_then(tracing::Span::id), op = %op, %error, "ended")
             }
             None => tracing::trace!(parent: span.and_then(tracing::Span::id), op = %op, "done"),

@@ -163,9 +163,6 @@ pub struct Capabilities {
     pub supports_staging: bool,
     /// What operations that state no policy do with small pages. `None` if the domain does not coalesce.
     pub coalesce: Option<CoalescePolicy>,
-    /// Whether an arrival ([`Event::Imm`](crate::Event::Imm), [`Event::Received`](crate::Event::Received)) names its
-    /// connection even if several connections join the same two endpoints. If not, it may name another one of them.
-    pub arrivals_name_connection: bool,
     /// Whether `arm` can wake a sleeping worker.
     pub supports_wakeup: bool,
     /// The longest sleep of an idle worker with one device, if `arm` cannot wake the worker. With n devices, the
@@ -207,7 +204,6 @@ impl Capabilities {
             max_direct: 0,
             supports_staging: false,
             coalesce: None,
-            arrivals_name_connection: true,
             supports_wakeup: false,
             idle_backoff: Duration::from_micros(500),
         }

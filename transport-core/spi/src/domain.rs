@@ -127,6 +127,13 @@ pub trait Connector: Send + Sync {
         Err(Error::new(ErrorKind::Unsupported, "lift a fence", why))
     }
 
+    /// Whether an arrival ([`Event::Imm`](crate::Event::Imm), [`Event::Received`](crate::Event::Received)) that names the
+    /// slot `named` may be from the peer of `other`. That is so if both connections join the same two endpoints, and the
+    /// device knows a sender only by its endpoint. The default suits a backend whose arrivals name their connection.
+    fn is_same_sender(&self, named: PeerSlot, other: PeerSlot) -> bool {
+        named == other
+    }
+
     /// Ends the connection. The endpoint reports [`Event::PeerGone`](crate::Event::PeerGone) after the slot's last
     /// request has ended. One poll returns the event; the backend may reuse the slot from the next poll on, because
     /// the engine has acted on the event by then.

@@ -54,7 +54,8 @@ pub enum ErrorKind {
 
 impl ErrorKind {
     /// Every kind, in the order of the declaration. The index of a kind is its code.
-    const ALL: [Self; 20] = [
+    #[doc(hidden)]
+    pub const ALL: [Self; 20] = [
         Self::InvalidRequest,
         Self::OutOfBounds,
         Self::LocalAccess,

@@ -69,7 +69,9 @@ impl Fabric {
     /// scrape: the engines do not update metrics by themselves.
     ///
     /// The counters are `multirail_rail_*_total`, with the labels `transport`, `backend`, `rail` and `device`. The
-    /// gauge `multirail_peers` is the number of connected peers. If a process has two fabrics, their transports need
+    /// gauge `multirail_peers` is the number of connected peers. `multirail_operations_total` counts the operations that
+    /// succeeded, by `transport` and `size`, and `multirail_operation_errors_total` those that failed, by `transport` and
+    /// `kind` (an [`ErrorKind`](crate::ErrorKind)). The latencies are in [`Fabric::operation_counters`]. If a process has two fabrics, their transports need
     /// different labels.
     #[cfg(feature = "metrics")]
     pub fn publish_metrics(&self) {
@@ -97,6 +99,17 @@ impl Fabric {
             counter!("multirail_rail_replayed_bytes_total", &labels).absolute(rail.replayed_bytes);
             counter!("multirail_rail_paths_broken_total", &labels).absolute(rail.paths_broken);
             counter!("multirail_rail_paths_mended_total", &labels).absolute(rail.paths_mended);
+        }
+        for operations in self.operation_counters() {
+            let transport = &operations.transport;
+            for size in operations.sizes {
+                let labels = [("transport", transport.clone()), ("size", size.name().into())];
+                counter!("multirail_operations_total", &labels).absolute(size.count());
+            }
+            for (kind, count) in operations.errors {
+                let labels = [("transport", transport.clone()), ("kind", format!("{kind:?}"))];
+                counter!("multirail_operation_errors_total", &labels).absolute(count);
+            }
         }
         gauge!("multirail_peers").set(lock(&self.0.peers).len() as f64);
     }

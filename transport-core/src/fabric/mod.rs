@@ -32,7 +32,9 @@ pub use workers::{Pinning, Workers};
 use crate::admin::{RailState, RailStatus};
 use crate::control;
 use crate::engine::memory::{RegionInner, RegionSetup};
-use crate::engine::{Control, EngineHandle, RailCounters, RailCounts, StepReport, drain_answer};
+use crate::engine::{
+    Control, EngineHandle, OperationCounters, RailCounters, RailCounts, StepReport, drain_answer,
+};
 use crate::notifications::{NotificationInbox, Notifier, Outbox};
 use crate::pool::RecvPool;
 use crate::spi::Flushes;
@@ -315,6 +317,11 @@ impl Fabric {
     /// The current counters of every rail.
     pub fn counters(&self) -> Vec<RailCounters> {
         self.0.data_transports().flat_map(Transport::counters).collect()
+    }
+
+    /// How long the operations of each transport took, and how they failed.
+    pub fn operation_counters(&self) -> Vec<OperationCounters> {
+        self.0.data_transports().map(Transport::operation_counters).collect()
     }
 
     /// Takes a device out of service, for its maintenance: new operations use other devices, and what running operations

@@ -14,7 +14,7 @@ use crate::engine::index::{GroupIndex, Number, TransportIndex};
 use crate::engine::memory::RetainedMemory;
 use crate::engine::trace::StallMonitor;
 use crate::engine::worker::{Worker, WorkerSetup};
-use crate::engine::{Engine, EngineHandle, HandleSetup, Rail, RailCounters, RailCounts};
+use crate::engine::{Engine, EngineHandle, HandleSetup, OperationCounters, Rail, RailCounters, RailCounts};
 use crate::notifications::{self, NotificationGrants};
 use crate::spi::{Capabilities, DeviceInfo, Domain, DomainSetup, MemoryRegion};
 use crate::{Access, Error, ErrorKind, GrantPolicy, Memory, Result, WakeupHandle, WakeupPipe};
@@ -353,6 +353,12 @@ impl Transport {
             counts.read(&self.label, self.backend, rail as u32, &self.devices[rail].name)
         };
         counts.map(read).collect()
+    }
+
+    pub(super) fn operation_counters(&self) -> OperationCounters {
+        let mut counters = OperationCounters::new(&self.label);
+        self.groups.iter().for_each(|group| group.engine.operations.add_to(&mut counters));
+        counters
     }
 
     pub(super) fn close(&self) {

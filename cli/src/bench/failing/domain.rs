@@ -92,6 +92,10 @@ impl Connector for FailingDomain {
         self.inner.connector().fence(slot, kind)
     }
 
+    fn is_same_sender(&self, named: PeerSlot, other: PeerSlot) -> bool {
+        self.inner.connector().is_same_sender(named, other)
+    }
+
     fn disconnect(&self, slot: PeerSlot) {
         // Before the inner endpoint can report the last event.
         self.failure.leaving().push(slot);
