@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use multirail::{Error, ErrorKind, Peer, Result};
+use multirail::{Error, ErrorKind, Peer};
 use tokio::time::sleep;
 
 use super::{GroupState, SlotId};
@@ -25,17 +25,17 @@ impl LinkTask {
         let name = &self.member.name;
         let mut backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(2));
         loop {
-            if let Some(peer) = peer.take() {
-                let reason = peer.closed().await;
+            while let Some(connected) = peer.take() {
+                let reason = connected.closed().await;
                 tracing::info!(?name, %reason, "the connection to a member is lost");
-                self.state.lost(name, self.slot);
+                peer = self.state.lost(name, self.slot);
                 backoff.reset();
             }
             if !self.connects {
                 return;
             }
             match self.connect().await {
-                Ok(connected) => {
+                Attempt::Connected(connected) => {
                     if !self.state.connected(name, self.slot, &connected) {
                         connected.disconnect();
                         return;
@@ -43,8 +43,8 @@ impl LinkTask {
                     tracing::info!(?name, peer = connected.id().number(), "connected to a member");
                     peer = Some(connected);
                 }
-                Err(error) if error.kind() == ErrorKind::Closed => return,
-                Err(error) => {
+                Attempt::OwnFabricClosed | Attempt::IsOwnFabric => return,
+                Attempt::Failed(error) => {
                     tracing::debug!(?name, %error, "cannot connect to a member yet");
                     sleep(backoff.next()).await;
                 }
@@ -53,22 +53,21 @@ impl LinkTask {
     }
 
     /// Connects to the first address that answers.
-    async fn connect(&self) -> Result<Peer> {
+    async fn connect(&self) -> Attempt {
         let mut last = None;
         for address in &self.member.addresses {
             let connecting = match self.state.fabric() {
                 // The fabric is not held while the member answers.
                 Some(fabric) => fabric.connect(address),
-                None => return Err(Error::new(ErrorKind::Closed, "connect", "the fabric was closed")),
+                None => return Attempt::OwnFabricClosed,
             };
             match connecting.await {
                 Ok(peer) if peer.incarnation() == self.state.own => {
                     peer.disconnect();
-                    let why = "the directory lists this fabric itself, without its incarnation";
-                    return Err(Error::new(ErrorKind::Closed, "connect", why));
+                    return Attempt::IsOwnFabric;
                 }
                 Ok(peer) if self.member.incarnation == 0 || peer.incarnation() == self.member.incarnation => {
-                    return Ok(peer);
+                    return Attempt::Connected(peer);
                 }
                 Ok(other) => {
                     other.disconnect();
@@ -78,7 +77,19 @@ impl LinkTask {
                 Err(error) => last = Some(error),
             }
         }
-        Err(last
-            .unwrap_or_else(|| Error::new(ErrorKind::Unreachable, "connect", "the member has no address")))
+        Attempt::Failed(
+            last.unwrap_or_else(|| {
+                Error::new(ErrorKind::Unreachable, "connect", "the member has no address")
+            }),
+        )
     }
+}
+
+/// How an attempt to connect has ended. The kind of an error may come from the member, and decides nothing.
+enum Attempt {
+    Connected(Peer),
+    OwnFabricClosed,
+    /// The directory lists this fabric itself, without its incarnation.
+    IsOwnFabric,
+    Failed(Error),
 }

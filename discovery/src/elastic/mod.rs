@@ -8,6 +8,8 @@ mod epoch;
 mod group;
 mod link_task;
 mod slots;
+#[cfg(test)]
+mod tests;
 
 pub use connected_member::ConnectedMember;
 pub use epoch::Epoch;

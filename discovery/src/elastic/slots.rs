@@ -32,8 +32,30 @@ struct Slots {
     /// The group is dropped.
     is_closed: bool,
     by_name: BTreeMap<String, Slot>,
-    /// Connected peers that the directory does not list: not yet, or not any more.
-    idle: Vec<Peer>,
+    /// Connected peers without a slot: the directory does not list them yet, or not any more, or the slot has another
+    /// connection.
+    idle: Vec<IdlePeer>,
+}
+
+/// A connected peer without a slot.
+struct IdlePeer {
+    /// The member that this side has connected to. `None`: the peer has connected to this side.
+    member: Option<Member>,
+    peer: Peer,
+}
+
+impl IdlePeer {
+    /// Whether this is a connection to `member`. Without an incarnation, a member of the same name that still listens at
+    /// one of the addresses is the same.
+    fn is_to(&self, member: &Member) -> bool {
+        if member.incarnation != 0 {
+            return self.peer.incarnation() == member.incarnation;
+        }
+        self.member.as_ref().is_some_and(|former| {
+            former.name == member.name
+                && former.addresses.iter().any(|address| member.addresses.contains(address))
+        })
+    }
 }
 
 /// One member that the directory lists.
@@ -42,6 +64,14 @@ struct Slot {
     member: Member,
     connected: Option<Arc<ConnectedMember>>,
     task: Option<AbortOnDrop<()>>,
+}
+
+impl Slot {
+    /// The slot's connection, which is to be kept without the slot.
+    fn into_idle(self) -> Option<IdlePeer> {
+        let peer = self.connected?.peer().clone();
+        Some(IdlePeer { member: Some(self.member), peer })
+    }
 }
 
 impl GroupState {
@@ -60,23 +90,19 @@ impl GroupState {
         self.epochs.subscribe()
     }
 
-    /// Makes the slot of a member, in the place of a former one. Takes a connected peer of the same incarnation, if there
-    /// is one.
+    /// Makes the slot of a member, in the place of a former one. Takes a connection to the member, if there is one.
     pub fn insert(&self, member: &Member) -> (SlotId, Option<Peer>) {
         let mut slots = self.lock();
         slots.next += 1;
         let id = SlotId(slots.next);
-        if let Some(former) = slots.by_name.remove(&member.name) {
-            let is_restarted = former.member.incarnation != member.incarnation;
-            if let Some(connected) = former.connected {
-                match is_restarted {
-                    // Its process is gone, or another has its name.
-                    true => connected.peer().disconnect(),
-                    false => slots.keep_idle(connected.peer().clone()),
-                }
+        if let Some(former) = slots.by_name.remove(&member.name).and_then(Slot::into_idle) {
+            match former.is_to(member) {
+                true => slots.keep_idle(former),
+                // Its process is gone, or another has its name.
+                false => former.peer.disconnect(),
             }
         }
-        let peer = slots.take_idle(member.incarnation);
+        let peer = slots.take_idle(member);
         let slot = Slot { id, member: member.clone(), connected: None, task: None };
         slots.by_name.insert(member.name.clone(), slot);
         if let Some(peer) = &peer {
@@ -108,8 +134,8 @@ impl GroupState {
     pub fn remove(&self, name: &str) {
         let mut slots = self.lock();
         let Some(slot) = slots.by_name.remove(name) else { return };
-        if let Some(connected) = slot.connected {
-            slots.keep_idle(connected.peer().clone());
+        if let Some(idle) = slot.into_idle() {
+            slots.keep_idle(idle);
         }
         self.publish(&slots);
     }
@@ -125,35 +151,39 @@ impl GroupState {
         is_current
     }
 
-    /// Notes that the connection of a slot is lost.
-    pub fn lost(&self, name: &str, id: SlotId) {
+    /// Notes that the connection of a slot is lost. Returns the connection that takes its place, if the member has made
+    /// another: it may have seen the loss first.
+    pub fn lost(&self, name: &str, id: SlotId) -> Option<Peer> {
         let mut slots = self.lock();
-        if let Some(slot) = slots.by_name.get_mut(name).filter(|slot| slot.id == id) {
-            slot.connected = None;
-            self.publish(&slots);
+        let slot = slots.by_name.get_mut(name).filter(|slot| slot.id == id)?;
+        slot.connected = None;
+        let member = slot.member.clone();
+        let next = slots.take_idle(&member);
+        if let Some(peer) = &next {
+            slots.connect(name, peer.clone());
         }
+        self.publish(&slots);
+        next
     }
 
-    /// Takes a peer that has connected to this side. Returns the slot of its member, if there is one and it has no
+    /// Takes a peer that has connected to this side. Returns the slot of its member, if there is one without a
     /// connection. The peer is kept for its member otherwise.
     pub fn accepted(&self, peer: &Peer) -> Option<(Member, SlotId)> {
         let mut slots = self.lock();
-        let incarnation = peer.incarnation();
-        let is_its = |slot: &&Slot| slot.member.incarnation == incarnation;
-        let found = slots.by_name.values().find(is_its).map(|slot| {
-            (slot.member.clone(), slot.id, slot.connected.as_ref().is_some_and(|old| old.peer().is_alive()))
-        });
-        match found {
-            Some((member, id, false)) => {
+        // A fabric may have several names.
+        let is_open = |slot: &&Slot| {
+            slot.member.incarnation == peer.incarnation()
+                && slot.connected.as_ref().is_none_or(|old| !old.peer().is_alive())
+        };
+        let found = slots.by_name.values().find(is_open).map(|slot| (slot.member.clone(), slot.id));
+        match &found {
+            Some((member, _)) => {
                 slots.connect(&member.name, peer.clone());
                 self.publish(&slots);
-                Some((member, id))
             }
-            _ => {
-                slots.keep_idle(peer.clone());
-                None
-            }
+            None => slots.keep_idle(IdlePeer { member: None, peer: peer.clone() }),
         }
+        found
     }
 
     /// Makes a new epoch if the connected members are others.
@@ -182,17 +212,18 @@ impl Slots {
         }
     }
 
-    fn keep_idle(&mut self, peer: Peer) {
-        self.idle.retain(Peer::is_alive);
+    fn keep_idle(&mut self, idle: IdlePeer) {
+        self.idle.retain(|idle| idle.peer.is_alive());
         if self.idle.len() >= MAX_IDLE {
             self.idle.remove(0);
         }
-        self.idle.push(peer);
+        self.idle.push(idle);
     }
 
-    fn take_idle(&mut self, incarnation: u64) -> Option<Peer> {
-        self.idle.retain(Peer::is_alive);
-        let place = self.idle.iter().position(|peer| peer.incarnation() == incarnation)?;
-        Some(self.idle.remove(place))
+    /// The latest connection to a member.
+    fn take_idle(&mut self, member: &Member) -> Option<Peer> {
+        self.idle.retain(|idle| idle.peer.is_alive());
+        let place = self.idle.iter().rposition(|idle| idle.is_to(member))?;
+        Some(self.idle.remove(place).peer)
     }
 }
