@@ -2,7 +2,7 @@
 
 use std::future::poll_fn;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -73,7 +73,32 @@ pub struct RedisStore {
 struct Redis {
     client: Client,
     prefix: String,
-    connection: Mutex<Option<MultiplexedConnection>>,
+    connection: Mutex<Connection>,
+}
+
+/// The connection that all requests share.
+#[derive(Default)]
+struct Connection {
+    open: Option<MultiplexedConnection>,
+    /// The number of the connection.
+    number: u64,
+}
+
+/// A request that is not answered. Lets the next connect again, when it fails or is dropped: a limit of time drops it, and
+/// a mute server gives no other sign.
+struct Unanswered<'a> {
+    redis: &'a Redis,
+    connection: u64,
+    is_answered: bool,
+}
+
+impl Drop for Unanswered<'_> {
+    fn drop(&mut self) {
+        let mut connection = self.redis.connection();
+        if !self.is_answered && connection.number == self.connection {
+            connection.open = None;
+        }
+    }
 }
 
 impl RedisStore {
@@ -104,23 +129,31 @@ impl RedisStore {
 impl Redis {
     /// Runs a script of Redis, over the connection that all requests share.
     async fn run<T: redis::FromRedisValue>(&self, script: &ScriptInvocation<'_>) -> Result<T> {
-        let known = self.connection.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let mut connection = match known {
-            Some(connection) => connection,
+        let known = {
+            let connection = self.connection();
+            connection.open.clone().map(|open| (open, connection.number))
+        };
+        let (mut open, number) = match known {
+            Some(known) => known,
             None => {
                 let config = AsyncConnectionConfig::new().set_connection_timeout(Some(REQUEST_LIMIT));
                 let config = config.set_response_timeout(Some(REQUEST_LIMIT));
                 let new = self.client.get_multiplexed_async_connection_with_config(&config).await;
                 let new = new.map_err(failed)?;
-                *self.connection.lock().unwrap_or_else(PoisonError::into_inner) = Some(new.clone());
-                new
+                let mut connection = self.connection();
+                connection.number += 1;
+                connection.open = Some(new.clone());
+                (new, connection.number)
             }
         };
-        script.invoke_async(&mut connection).await.map_err(|error| {
-            // The next request connects again.
-            *self.connection.lock().unwrap_or_else(PoisonError::into_inner) = None;
-            failed(error)
-        })
+        let mut unanswered = Unanswered { redis: self, connection: number, is_answered: false };
+        let answer = script.invoke_async(&mut open).await.map_err(failed)?;
+        unanswered.is_answered = true;
+        Ok(answer)
+    }
+
+    fn connection(&self) -> MutexGuard<'_, Connection> {
+        self.connection.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -238,7 +271,41 @@ fn failed(error: RedisError) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read, Write};
+    use std::net::TcpListener;
+
+    use tokio::time::timeout;
+
     use super::*;
+
+    /// A server that lets clients connect, and answers nothing else: each request that is given up makes the next connect
+    /// again.
+    #[test]
+    fn a_mute_connection_is_left() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let store = RedisStore::new(&listener.local_addr().unwrap().to_string()).unwrap();
+        let accepting = std::thread::spawn(move || {
+            for _ in 0..2 {
+                let (mut stream, _) = listener.accept().unwrap();
+                std::thread::spawn(move || {
+                    let mut bytes = [0; 4096];
+                    while let Ok(len @ 1..) = stream.read(&mut bytes) {
+                        let greetings = String::from_utf8_lossy(&bytes[..len]).matches("SETINFO").count();
+                        stream.write_all("+OK\r\n".repeat(greetings).as_bytes()).unwrap();
+                    }
+                });
+            }
+        });
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            for number in 1..=2 {
+                timeout(Duration::from_millis(500), store.list()).await.unwrap_err();
+                let connection = store.redis.connection();
+                assert!(connection.number == number && connection.open.is_none(), "{}", connection.number);
+            }
+        });
+        accepting.join().unwrap();
+    }
 
     #[test]
     fn places_are_read() {

@@ -4,7 +4,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_core::Stream;
 use multirail::{Error, ErrorKind, Result};
@@ -19,6 +19,8 @@ use crate::REQUEST_LIMIT;
 
 /// The interval of HTTP/2's pings, and how long an answer may take: a watch has no other sign of a server that is gone.
 const PING: Duration = Duration::from_secs(2);
+/// A request that is dropped without an answer after less is no sign of a server that is mute.
+const PATIENCE: Duration = Duration::from_millis(250);
 /// The most bytes of a response.
 const MAX_RESPONSE: usize = 64 << 20;
 
@@ -42,40 +44,47 @@ impl EtcdClient {
         I: Message + Send + Sync + 'static,
         O: Message + Default + Send + Sync + 'static,
     {
-        let (place, mut grpc) = self.ready(path).await?;
-        let path = PathAndQuery::from_static(path);
-        let response = grpc.unary(Request::new(request), path, ProstCodec::default()).await;
-        response.map(tonic::Response::into_inner).map_err(|status| self.failed(place, status))
+        let place = self.current.load(Ordering::Relaxed);
+        self.ask(place, async {
+            let (mut grpc, path) = (self.ready(place, path).await?, PathAndQuery::from_static(path));
+            let response = grpc.unary(Request::new(request), path, ProstCodec::default()).await;
+            response.map(tonic::Response::into_inner).map_err(|status| self.failed(place, status))
+        })
+        .await
     }
 
-    /// Sends one request on a stream that stays open, and returns the responses.
-    pub async fn stream<I, O>(&self, path: &'static str, request: I) -> Result<Streaming<O>>
+    /// Sends one request on a stream that stays open. Returns the first response, and the stream of the others.
+    pub async fn stream<I, O>(&self, path: &'static str, request: I) -> Result<(O, Responses<O>)>
     where
         I: Message + Send + Sync + Unpin + 'static,
         O: Message + Default + Send + Sync + 'static,
     {
-        let (place, mut grpc) = self.ready(path).await?;
-        let request = Request::new(OpenStream(Some(request)));
-        let response = grpc.streaming(request, PathAndQuery::from_static(path), ProstCodec::default()).await;
-        response.map(tonic::Response::into_inner).map_err(|status| self.failed(place, status))
+        let place = self.current.load(Ordering::Relaxed);
+        self.ask(place, async {
+            let (mut grpc, path) = (self.ready(place, path).await?, PathAndQuery::from_static(path));
+            let request = Request::new(OpenStream(Some(request)));
+            let response = grpc.streaming(request, path, ProstCodec::default()).await;
+            let stream = response.map_err(|status| self.failed(place, status))?.into_inner();
+            let mut responses = Responses { client: self.clone(), place, stream };
+            Ok((responses.next().await?, responses))
+        })
+        .await
     }
 
-    /// The next response of a stream.
-    pub async fn next<O>(&self, responses: &mut Streaming<O>) -> Result<O> {
-        let place = self.current.load(Ordering::Relaxed);
-        match responses.message().await {
-            Ok(Some(response)) => Ok(response),
-            Ok(None) => Err(Error::new(ErrorKind::Unreachable, "etcd", "the server has ended a stream")),
-            Err(status) => Err(self.failed(place, status)),
-        }
+    /// Awaits a request of the server at `place`. The next goes to another if this one is dropped before it is answered: a
+    /// limit of time drops it, and a mute server gives no other sign.
+    async fn ask<T>(&self, place: usize, request: impl Future<Output = Result<T>>) -> Result<T> {
+        let mut unanswered = Unanswered { client: self, place, since: Some(Instant::now()) };
+        let answer = request.await;
+        unanswered.since = None;
+        answer
     }
 
-    async fn ready(&self, path: &'static str) -> Result<(usize, Grpc<Channel>)> {
-        let place = self.current.load(Ordering::Relaxed);
+    async fn ready(&self, place: usize, path: &'static str) -> Result<Grpc<Channel>> {
         let channel = self.channels[place % self.channels.len()].clone();
         let mut grpc = Grpc::new(channel).max_decoding_message_size(MAX_RESPONSE);
         match grpc.ready().await {
-            Ok(()) => Ok((place, grpc)),
+            Ok(()) => Ok(grpc),
             Err(error) => {
                 self.turn_away_from(place);
                 Err(Error::new(ErrorKind::Unreachable, "etcd", path).with_source(error))
@@ -104,6 +113,40 @@ impl EtcdClient {
     }
 }
 
+/// A request that the server at `place` has not answered.
+struct Unanswered<'a> {
+    client: &'a EtcdClient,
+    place: usize,
+    /// None once it is answered.
+    since: Option<Instant>,
+}
+
+impl Drop for Unanswered<'_> {
+    fn drop(&mut self) {
+        if self.since.is_some_and(|since| since.elapsed() >= PATIENCE) {
+            self.client.turn_away_from(self.place);
+        }
+    }
+}
+
+/// The responses of a stream.
+pub struct Responses<O> {
+    client: EtcdClient,
+    place: usize,
+    stream: Streaming<O>,
+}
+
+impl<O> Responses<O> {
+    /// The next response. Cancel-safe.
+    pub async fn next(&mut self) -> Result<O> {
+        match self.stream.message().await {
+            Ok(Some(response)) => Ok(response),
+            Ok(None) => Err(Error::new(ErrorKind::Unreachable, "etcd", "the server has ended a stream")),
+            Err(status) => Err(self.client.failed(self.place, status)),
+        }
+    }
+}
+
 fn connect_lazily(server: &str) -> Result<Channel> {
     let endpoint = Endpoint::from_shared(format!("http://{server}")).map_err(|error| {
         let why = format!("{server:?} is no address of etcd: write HOST:PORT");
@@ -124,5 +167,38 @@ impl<T: Unpin> Stream for OpenStream<T> {
             Some(request) => Poll::Ready(Some(request)),
             None => Poll::Pending,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use tokio::time::timeout;
+
+    use super::super::messages::{LeaseRequest, RangeRequest, RangeResponse};
+    use super::*;
+
+    /// Servers that accept connections and never answer: a request that is given up makes the next go to another.
+    #[test]
+    fn a_mute_server_is_left() {
+        let listeners = [(); 3].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
+        let servers = listeners.each_ref().map(|listener| listener.local_addr().unwrap().to_string());
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let client = EtcdClient::new(&servers).unwrap();
+            let place = || client.current.load(Ordering::Relaxed);
+            let range = || client.call::<_, RangeResponse>("/x/Range", RangeRequest::default());
+            timeout(2 * PATIENCE, range()).await.unwrap_err();
+            assert_eq!(place(), 1);
+            let watch = client.stream::<_, RangeResponse>("/x/Watch", LeaseRequest::default());
+            timeout(2 * PATIENCE, watch).await.err().unwrap();
+            assert_eq!(place(), 2);
+            // Its caller has not waited for it.
+            timeout(Duration::ZERO, range()).await.unwrap_err();
+            assert_eq!(place(), 2);
+            timeout(2 * PATIENCE, range()).await.unwrap_err();
+            assert_eq!(place(), 0);
+        });
     }
 }

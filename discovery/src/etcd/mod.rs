@@ -4,5 +4,5 @@ mod client;
 mod messages;
 mod store;
 
-use client::EtcdClient;
+use client::{EtcdClient, Responses};
 pub use store::EtcdStore;

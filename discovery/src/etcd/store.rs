@@ -5,14 +5,13 @@ use std::time::Duration;
 use async_trait::async_trait;
 use multirail::{Error, ErrorKind, Result};
 use tokio::sync::OnceCell;
-use tonic::Streaming;
 
-use super::EtcdClient;
 use super::messages::{
     Compare, Done, KeyValue, LeaseGrantRequest, LeaseGrantResponse, LeaseKeepAliveResponse, LeaseRequest,
     PutRequest, RangeRequest, RangeResponse, RequestOp, TxnRequest, TxnResponse, WatchCreateRequest,
     WatchRequest, WatchResponse,
 };
+use super::{EtcdClient, Responses};
 use crate::{Changes, Claim, Lease, Listing, MAX_MEMBERS, Renewal, Store};
 
 /// How often a watch lists the keys although etcd told of no change.
@@ -123,13 +122,11 @@ impl Store for EtcdStore {
     }
 
     async fn changes(&self) -> Result<Box<dyn Changes>> {
-        let client = self.client().await?.clone();
+        let client = self.client().await?;
         let create = WatchCreateRequest { key: self.prefix.clone().into_bytes(), range_end: self.end() };
-        let mut responses: Streaming<WatchResponse> =
-            client.stream(WATCH, WatchRequest { create: Some(create) }).await?;
-        let first = client.next(&mut responses).await?;
+        let (first, responses) = client.stream(WATCH, WatchRequest { create: Some(create) }).await?;
         check_watch(&first)?;
-        Ok(Box::new(EtcdChanges { client, responses }))
+        Ok(Box::new(EtcdChanges(responses)))
     }
 
     async fn claim(
@@ -170,15 +167,12 @@ impl Store for EtcdStore {
 }
 
 /// A watch of etcd.
-struct EtcdChanges {
-    client: EtcdClient,
-    responses: Streaming<WatchResponse>,
-}
+struct EtcdChanges(Responses<WatchResponse>);
 
 #[async_trait]
 impl Changes for EtcdChanges {
     async fn next(&mut self) -> Result<()> {
-        check_watch(&self.client.next(&mut self.responses).await?)
+        check_watch(&self.0.next().await?)
     }
 }
 
@@ -210,9 +204,8 @@ impl EtcdLease {
 #[async_trait]
 impl Lease for EtcdLease {
     async fn renew(&mut self) -> Result<Renewal> {
-        let mut responses: Streaming<LeaseKeepAliveResponse> =
+        let (kept, _stream): (LeaseKeepAliveResponse, _) =
             self.client.stream(KEEP_ALIVE, LeaseRequest { id: self.id }).await?;
-        let kept = self.client.next(&mut responses).await?;
         Ok(match self.read().await? {
             // It may be another's lease that keeps the key.
             Some(pair) if pair.value != self.record => Renewal::Replaced,
