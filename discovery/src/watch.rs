@@ -1,20 +1,21 @@
 //! Watching the members of a directory.
 
 use std::collections::{BTreeMap, HashSet};
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use futures_core::Stream;
 use multirail::{Error, Result};
 use tokio::sync::mpsc;
+use tokio::task::unconstrained;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::backoff::Backoff;
 use crate::runtime::{AbortOnDrop, Runtime};
 use crate::store::within_limit;
-use crate::{Changes, Listing, Member, Store};
+use crate::{Changes, Listing, MAX_MEMBERS, Member, Store};
 
 /// The most events that wait for their reader. The task waits then, and loses none: it compares the members with what it
 /// has told.
@@ -162,16 +163,18 @@ impl WatchTask {
                 changed = changes.next() => changed,
                 () = sleep_until(due) => Ok(()),
             };
+            if let Err(error) = changed.and_then(|()| take_ready(&mut *changes)) {
+                return error;
+            }
             let begun = Instant::now();
-            let listed = match changed {
-                Ok(()) => self.list().await,
-                Err(error) => Err(error),
-            };
+            let listed = self.list().await;
+            // Without the time for which the reader lets this side wait.
+            let rest = LEAST_INTERVAL.max(begun.elapsed() * REST);
             match listed {
                 Ok(listing) => self.apply(listing).await,
                 Err(error) => return error,
             }
-            sleep(LEAST_INTERVAL.max(begun.elapsed() * REST)).await;
+            sleep(rest).await;
         }
     }
 
@@ -185,6 +188,19 @@ impl WatchTask {
         // Fails only when the watch is dropped, which ends the task.
         let _ = self.events.send(event).await;
     }
+}
+
+/// Takes the messages that have come: one list is for all of them.
+fn take_ready(changes: &mut dyn Changes) -> Result<()> {
+    let mut context = Context::from_waker(Waker::noop());
+    for _ in 0..MAX_MEMBERS {
+        // Dropping what waits loses nothing. The list follows, whatever comes meanwhile.
+        match pin!(unconstrained(changes.next())).poll(&mut context) {
+            Poll::Ready(taken) => taken?,
+            Poll::Pending => break,
+        }
+    }
+    Ok(())
 }
 
 /// The members as they were told.

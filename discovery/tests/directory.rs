@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use multirail::{Error, ErrorKind, Result, wait};
 use multirail_discovery::{
-    Claim, Directory, Event, FolderStore, Lease, Listing, Member, MembershipState, Renewal, Store,
+    Changes, Claim, Directory, Event, FolderStore, Lease, Listing, Member, MembershipState, Renewal, Store,
     StoreDirectory, Watch, open,
 };
 
@@ -151,6 +151,10 @@ struct Memory(Arc<Mutex<MemoryState>>);
 struct MemoryState {
     records: BTreeMap<String, Vec<u8>>,
     is_down: bool,
+    /// How often it was listed.
+    lists: usize,
+    /// Tells a watch of [`Telling`] of a change.
+    tell: Option<tokio::sync::mpsc::UnboundedSender<()>>,
 }
 
 impl Memory {
@@ -164,6 +168,16 @@ impl Memory {
 
     fn set_down(&self, is_down: bool) {
         self.0.lock().unwrap().is_down = is_down;
+    }
+
+    /// Gives it the members `m0000` to `m`, `count` - 1.
+    fn set_members(&self, count: usize) {
+        let entry = |number: usize| {
+            let name = format!("m{number:04}");
+            let json = format!(r#"{{"version":1,"name":"{name}","addresses":["h:1"],"incarnation":1}}"#);
+            (name, json.into_bytes())
+        };
+        self.0.lock().unwrap().records = (0..count).map(entry).collect();
     }
 
     fn clear(&self) {
@@ -183,6 +197,7 @@ impl Store for Memory {
 
     async fn list(&self) -> Result<Listing> {
         self.with(|state| {
+            state.lists += 1;
             let mut listing = Listing::default();
             state.records.iter().for_each(|(name, record)| listing.add_record(name, record));
             listing
@@ -264,13 +279,7 @@ fn a_slow_reader_loses_nothing() {
     let directory = StoreDirectory::new(memory.clone()).unwrap();
     let mut watch = directory.watch();
     assert_eq!(told(&mut watch), "synced");
-    let record = |name: &str, incarnation: u64| {
-        let json =
-            format!(r#"{{"version":1,"name":"{name}","addresses":["h:1"],"incarnation":{incarnation}}}"#);
-        json.into_bytes()
-    };
-    let names: Vec<_> = (0..5000).map(|number| format!("m{number:04}")).collect();
-    memory.0.lock().unwrap().records = names.iter().map(|name| (name.clone(), record(name, 1))).collect();
+    memory.set_members(5000);
     assert_eq!(told(&mut watch), "+m0000");
     // The watch has told of 1024 others at most.
     memory.clear();
@@ -291,4 +300,72 @@ fn a_watch_is_a_stream() {
     is_stream(StoreDirectory::new(Memory::default()).unwrap().watch());
     fn is_object_safe(_: &dyn Directory) {}
     is_object_safe(&StoreDirectory::new(Memory::default()).unwrap());
+}
+
+/// A reader that reads late does not make the watch rest for as long.
+#[test]
+fn a_slow_reader_does_not_slow_the_watch() {
+    let memory = Memory::default();
+    let directory = StoreDirectory::new(memory.clone()).unwrap();
+    let mut watch = directory.watch();
+    assert_eq!(told(&mut watch), "synced");
+    memory.set_members(3000);
+    // The watch waits for its reader meanwhile.
+    std::thread::sleep(Duration::from_secs(2));
+    (0..3000).for_each(|number| assert_eq!(told(&mut watch), format!("+m{number:04}")));
+    let emptied = std::time::Instant::now();
+    memory.clear();
+    assert_eq!(told(&mut watch), "-m0000");
+    let took = emptied.elapsed();
+    assert!(took < limit::stretched(Duration::from_secs(2)), "{took:?}");
+}
+
+/// Changes that come together are listed once.
+#[test]
+fn many_messages_are_one_list() {
+    let memory = Memory::default();
+    let directory = StoreDirectory::new(Telling(memory.clone())).unwrap();
+    let mut watch = directory.watch();
+    assert_eq!(told(&mut watch), "synced");
+    let before = memory.with(|state| state.lists).unwrap();
+    memory.set_members(1000);
+    let tell = memory.with(|state| state.tell.clone()).unwrap().unwrap();
+    (0..1000).for_each(|_| tell.send(()).unwrap());
+    (0..1000).for_each(|number| assert_eq!(told(&mut watch), format!("+m{number:04}")));
+    std::thread::sleep(Duration::from_millis(500));
+    let lists = memory.with(|state| state.lists).unwrap() - before;
+    assert!((1..=5).contains(&lists), "{lists} lists");
+}
+
+/// A store that is listed when it tells of a change alone.
+struct Telling(Memory);
+
+#[async_trait::async_trait]
+impl Store for Telling {
+    fn url(&self) -> &str {
+        "telling"
+    }
+
+    fn poll_interval(&self) -> Duration {
+        Duration::from_secs(3600)
+    }
+
+    async fn list(&self) -> Result<Listing> {
+        self.0.list().await
+    }
+
+    async fn changes(&self) -> Result<Box<dyn Changes>> {
+        let (tell, told) = tokio::sync::mpsc::unbounded_channel();
+        self.0.with(|state| state.tell = Some(tell))?;
+        Ok(Box::new(Told(told)))
+    }
+}
+
+struct Told(tokio::sync::mpsc::UnboundedReceiver<()>);
+
+#[async_trait::async_trait]
+impl Changes for Told {
+    async fn next(&mut self) -> Result<()> {
+        self.0.recv().await.ok_or_else(|| Error::new(ErrorKind::Closed, "watch", "the test has ended"))
+    }
 }
