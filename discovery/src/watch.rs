@@ -56,7 +56,8 @@ pub enum Event {
 ///
 /// While the directory does not answer, the last known members stay members. When it answers again, the watch compares
 /// them with the new list and tells the differences. A member that is missing then has two leases and 5 s to join again
-/// before it is told to have left: a store that was restarted may have lost every entry, while the processes are well.
+/// before it is told to have left: a store that was restarted may have lost every entry, while the processes are well. Other
+/// breaks do not begin that time anew, and do not count towards it.
 pub struct Watch {
     events: mpsc::Receiver<Event>,
     _task: AbortOnDrop<()>,
@@ -107,20 +108,21 @@ impl WatchTask {
 
     async fn run(mut self) {
         let mut backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(1));
-        let (mut is_out, mut is_first) = (false, true);
+        let (mut is_out, mut lost) = (false, None);
         loop {
             let error = match self.begin().await {
                 Ok((changes, listing)) => {
                     backoff.reset();
-                    if !is_first {
-                        self.view.interrupted(Instant::now());
+                    if let Some(lost) = lost {
+                        self.view.interrupted(lost, Instant::now());
                     }
                     self.apply(listing).await;
-                    if std::mem::take(&mut is_out) || is_first {
+                    if std::mem::take(&mut is_out) || lost.is_none() {
                         self.send(Event::Synced).await;
                     }
-                    is_first = false;
-                    self.follow(changes).await
+                    let error = self.follow(changes).await;
+                    lost = Some(Instant::now());
+                    error
                 }
                 Err(error) => {
                     if !std::mem::replace(&mut is_out, true) {
@@ -207,36 +209,42 @@ fn take_ready(changes: &mut dyn Changes) -> Result<()> {
 #[derive(Default)]
 struct View {
     members: BTreeMap<String, Member>,
-    /// When the store answered again.
+    /// The missing members that are kept, and until when.
+    missing: BTreeMap<String, Instant>,
+    /// When the store answered again after an interruption.
     interrupted: Option<Instant>,
-    /// When the next missing member is told to have left.
-    due: Option<Instant>,
 }
 
 impl View {
-    fn interrupted(&mut self, now: Instant) {
+    /// Notes that the store answers again. Nobody could join again while it did not, so that the graces are longer by that.
+    fn interrupted(&mut self, lost: Instant, now: Instant) {
+        let away = now.saturating_duration_since(lost);
+        self.missing.values_mut().for_each(|until| *until += away);
         self.interrupted = Some(now);
     }
 
+    /// When the next missing member is told to have left.
     fn due(&self) -> Option<Instant> {
-        self.due
+        self.missing.values().min().copied()
     }
 
     /// Takes a new list. Returns the differences: first who has left.
     fn update(&mut self, listed: BTreeMap<String, Member>, now: Instant) -> Vec<Event> {
-        let (mut left, mut events, mut due) = (Vec::new(), Vec::new(), None::<Instant>);
-        let interrupted = self.interrupted;
+        let (mut left, mut events, mut missing) = (Vec::new(), Vec::new(), BTreeMap::new());
         self.members.retain(|name, member| {
-            // A member of a list without leases does not join again.
-            let is_leased = !member.lease.is_zero();
-            let kept_until = interrupted.filter(|_| is_leased).map(|since| since + 2 * member.lease + GRACE);
-            let is_kept = listed.contains_key(name) || kept_until.is_some_and(|until| now < until);
-            if !is_kept {
-                left.push(Event::Left(member.clone()));
-            } else if !listed.contains_key(name) {
-                due = [due, kept_until].into_iter().flatten().min();
+            if listed.contains_key(name) {
+                return true;
             }
-            is_kept
+            // A member of a list without leases does not join again.
+            let grace = (!member.lease.is_zero()).then_some(2 * member.lease + GRACE);
+            // Another interruption does not begin its grace anew.
+            let known = self.missing.get(name).copied();
+            let until = known.or_else(|| Some(self.interrupted? + grace?)).filter(|until| now < *until);
+            match until {
+                Some(until) => _ = missing.insert(name.clone(), until),
+                None => left.push(Event::Left(member.clone())),
+            }
+            until.is_some()
         });
         for (name, member) in listed {
             match self.members.get_mut(&name) {
@@ -251,7 +259,7 @@ impl View {
                 }
             }
         }
-        self.due = due;
+        self.missing = missing;
         left.append(&mut events);
         left
     }
@@ -297,7 +305,7 @@ mod tests {
         let (mut view, start) = (View::default(), Instant::now());
         let after = |millis| start + Duration::from_millis(millis);
         view.update(listed(&[("a", 1), ("b", 1)]), start);
-        view.interrupted(start);
+        view.interrupted(start, start);
         assert_eq!(told(view.update(listed(&[]), start)), [""; 0]);
         assert_eq!(view.due(), Some(after(11_000)));
         assert_eq!(told(view.update(listed(&[("a", 1), ("c", 1)]), after(2000))), ["+c1"]);
@@ -306,5 +314,26 @@ mod tests {
         assert_eq!(view.due(), None);
         // From then on, a missing member has left.
         assert_eq!(told(view.update(listed(&[("c", 1)]), after(11_001))), ["-a1"]);
+    }
+
+    /// Short breaks that follow one another do not keep a dead member; a long one does not cost a member its grace.
+    #[test]
+    fn a_missing_member_has_one_grace() {
+        let (mut view, start) = (View::default(), Instant::now());
+        let after = |millis| start + Duration::from_millis(millis);
+        view.update(listed(&[("a", 1), ("b", 1)]), start);
+        for second in 1..10 {
+            view.interrupted(after(second * 1000 - 100), after(second * 1000));
+            assert_eq!(told(view.update(listed(&[("a", 1)]), after(second * 1000))), [""; 0]);
+            assert_eq!(told(view.update(listed(&[("a", 1)]), after(second * 1000 + 900))), [""; 0]);
+        }
+        // The store was away for 8 times 100 ms since the first list without it.
+        assert_eq!(view.due(), Some(after(12_800)));
+        view.interrupted(after(10_000), after(60_000));
+        let due = after(62_800);
+        assert_eq!(view.due(), Some(due));
+        assert_eq!(told(view.update(listed(&[]), after(60_000))), [""; 0]);
+        assert_eq!(told(view.update(listed(&[("a", 1)]), due)), ["-b1"]);
+        assert_eq!(view.due(), None);
     }
 }
