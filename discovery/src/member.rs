@@ -99,8 +99,8 @@ impl Member {
         (lease > MAX_LEASE).then(|| format!("its lease of {lease:?} is longer than {MAX_LEASE:?}"))
     }
 
-    /// The bytes that a directory keeps.
-    pub(crate) fn to_record(&self) -> Vec<u8> {
+    /// The bytes that a directory keeps. `claim` is a number that no other membership has: entries of the same member differ.
+    pub(crate) fn to_record(&self, claim: u64) -> Vec<u8> {
         let record = Record {
             version: RECORD_VERSION,
             name: self.name.clone(),
@@ -108,6 +108,7 @@ impl Member {
             incarnation: self.incarnation,
             attributes: self.attributes.clone(),
             lease_ms: u64::try_from(self.lease.as_millis()).unwrap_or(u64::MAX),
+            claim,
         };
         // Strings and numbers: their serialization does not fail.
         serde_json::to_vec(&record).unwrap_or_default()
@@ -168,6 +169,8 @@ struct Record {
     attributes: BTreeMap<String, String>,
     #[serde(default)]
     lease_ms: u64,
+    #[serde(default)]
+    claim: u64,
 }
 
 /// What a directory lists at one moment.
@@ -242,7 +245,7 @@ mod tests {
         let mut member = member();
         member.incarnation = u64::MAX;
         member.lease = Duration::from_millis(2500);
-        assert_eq!(Member::from_record("worker 1/ä", &member.to_record()), Ok(member));
+        assert_eq!(Member::from_record("worker 1/ä", &member.to_record(7)), Ok(member));
     }
 
     #[test]
@@ -262,7 +265,7 @@ mod tests {
         for member in bad {
             assert_eq!(member.check().unwrap_err().kind(), ErrorKind::InvalidRequest, "{member:?}");
             let mut listing = Listing::default();
-            listing.add_record(&member.name, &member.to_record());
+            listing.add_record(&member.name, &member.to_record(7));
             assert_eq!((listing.members().len(), listing.refused().len()), (0, 1), "{member:?}");
         }
         let mut largest =
@@ -271,13 +274,13 @@ mod tests {
             largest = largest.address("\"".repeat(MAX_ADDRESS));
         }
         largest.check().unwrap();
-        assert!(largest.to_record().len() <= MAX_RECORD);
-        assert_eq!(Member::from_record(&largest.name, &largest.to_record()), Ok(largest.clone()));
+        assert!(largest.to_record(u64::MAX).len() <= MAX_RECORD);
+        assert_eq!(Member::from_record(&largest.name, &largest.to_record(u64::MAX)), Ok(largest.clone()));
     }
 
     #[test]
     fn foreign_bytes_are_refused_by_their_key() {
-        let record = member().to_record();
+        let record = member().to_record(7);
         let other_version =
             String::from_utf8(record.clone()).unwrap().replace("\"version\":1", "\"version\":2");
         for bytes in
@@ -301,7 +304,7 @@ mod tests {
     /// Records that are cut or changed anywhere are read or refused, and a name is never another's.
     #[test]
     fn damaged_records_do_not_break_the_reader() {
-        let record = member().to_record();
+        let record = member().to_record(7);
         let mut random = fastrand::Rng::with_seed(7);
         for _ in 0..20_000 {
             let mut bytes = record.clone();

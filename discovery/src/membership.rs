@@ -86,19 +86,14 @@ impl MembershipTask {
         store: Arc<dyn Store>,
         runtime: Arc<Runtime>,
         member: Member,
+        record: Vec<u8>,
         lease: Box<dyn Lease>,
     ) -> Membership {
         let (sender, state) = watch::channel(MembershipState::Joined);
         let (stop, stopped) = oneshot::channel();
         let (end, ended) = oneshot::channel();
-        let task = Self {
-            store,
-            record: member.to_record(),
-            member: member.clone(),
-            lease,
-            state: sender,
-            renewed: Instant::now(),
-        };
+        let task =
+            Self { store, record, member: member.clone(), lease, state: sender, renewed: Instant::now() };
         // The thread waits for the task when it ends.
         let guard = runtime.leaving();
         runtime.spawn(async move {

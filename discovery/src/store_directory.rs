@@ -56,17 +56,18 @@ impl<S: Store> Directory for StoreDirectory<S> {
         member.check()?;
         let (store, joining) = (Arc::clone(&self.store), member.clone());
         let request = async move {
-            let (record, lease) = (joining.to_record(), joining.lease);
-            let claim = store.claim(&joining.name, &record, lease, Claim::Replace);
-            within_limit(store.url(), "join", claim).await
+            let record = joining.to_record(fastrand::u64(..));
+            let claim = store.claim(&joining.name, &record, joining.lease, Claim::Replace);
+            let lease = within_limit(store.url(), "join", claim).await?;
+            Ok(lease.map(|lease| (record, lease)))
         };
         let claimed = self.runtime.run(request).await?;
-        let held = claimed.ok_or_else(|| {
+        let (record, lease) = claimed.ok_or_else(|| {
             let why = format!("{} did not replace the former entry of {:?}", self.url(), member.name);
             Error::new(ErrorKind::Busy, "join", why)
         })?;
         let store = Arc::clone(&self.store) as Arc<dyn Store>;
-        Ok(MembershipTask::start(store, Arc::clone(&self.runtime), member, held))
+        Ok(MembershipTask::start(store, Arc::clone(&self.runtime), member, record, lease))
     }
 
     async fn lookup(&self, name: &str) -> Result<Member> {

@@ -85,6 +85,21 @@ fn a_restarted_member_takes_the_place_of_the_former() {
     assert!(matches!(second.state(), MembershipState::Joined));
 }
 
+/// A second membership of the same member, such as after a reconfiguration: the end of the first is not the second's.
+#[test]
+fn the_same_member_joins_twice() {
+    let (_folder, directory) = folder();
+    let mut first = now(directory.join(member("a", 1), LEASE)).unwrap();
+    let second = now(directory.join(member("a", 1), LEASE)).unwrap();
+    let MembershipState::Ended(error) = now(first.changed()) else { panic!("the first goes on") };
+    assert_eq!(error.kind(), ErrorKind::Busy);
+    now(first.leave()).unwrap();
+    let third = now(directory.join(member("a", 1), LEASE)).unwrap();
+    // Without a renewal in between.
+    now(second.leave()).unwrap();
+    assert_eq!(now(directory.lookup("a")).unwrap(), *third.member());
+}
+
 #[test]
 fn a_lost_entry_is_joined_again() {
     let (folder, directory) = folder();
