@@ -149,6 +149,27 @@ fn a_lost_lease_breaks_no_connection() {
     assert_eq!(written[0].1.as_ref().unwrap().bytes, LEN as u64);
 }
 
+/// What `wait_for` calls may ask the group while its members change.
+#[test]
+fn a_group_is_asked_while_it_waits() {
+    let folder = tempfile::tempdir().unwrap();
+    let directory = StoreDirectory::new(FolderStore::new(folder.path())).unwrap();
+    let trainer = fabric();
+    let group = ElasticGroup::follow(&trainer, &directory, ElasticOptions::new()).unwrap();
+    let worker = fabric();
+    let listener = now(worker.listen("127.0.0.1:0")).unwrap();
+    let member = Member::new("worker", worker.incarnation()).address(listener.local_addr());
+    let mut membership = None;
+    now(group.wait_for(|_| {
+        if membership.is_none() {
+            membership = Some(now(directory.join(member.clone(), LEASE)).unwrap());
+            // The members change meanwhile.
+            std::thread::sleep(Duration::from_secs(1));
+        }
+        group.connected() == 1
+    }));
+}
+
 /// A list without incarnations names this fabric, too: the group finds out when it connects. The entry of a process that
 /// ends at once is removed before its last handle is dropped.
 #[test]

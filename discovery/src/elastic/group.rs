@@ -123,10 +123,16 @@ impl ElasticGroup {
     ) -> impl Future<Output = Arc<Epoch>> + Send {
         let mut epochs = self.epochs.clone();
         async move {
-            match epochs.wait_for(|epoch| wanted(epoch)).await.map(|epoch| Arc::clone(&epoch)) {
-                Ok(epoch) => epoch,
-                // The group is gone: there will be no other epoch.
-                Err(_) => std::future::pending().await,
+            loop {
+                // Not within the lock of the epochs: `wanted` may ask the group.
+                let epoch = Arc::clone(&epochs.borrow_and_update());
+                if wanted(&epoch) {
+                    return epoch;
+                }
+                if epochs.changed().await.is_err() {
+                    // The group is gone: there will be no other epoch.
+                    std::future::pending::<()>().await;
+                }
             }
         }
     }
