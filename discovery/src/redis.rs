@@ -18,14 +18,20 @@ const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// The prefix of a URL without one.
 const DEFAULT_PREFIX: &str = "multirail";
 
-/// Lists the members, and removes names from the set whose keys have expired.
+/// Lists the members, and removes names from the set whose keys have expired. Returns three texts for each: the name, the
+/// record, and the error if the key is something else's.
 const LIST: &str = "
 local list = {}
 for _, name in ipairs(redis.call('SMEMBERS', KEYS[1])) do
-  local record = redis.call('GET', KEYS[1] .. '/' .. name)
-  if record then
+  local record = redis.pcall('GET', KEYS[1] .. '//' .. name)
+  if type(record) == 'table' then
+    list[#list + 1] = name
+    list[#list + 1] = ''
+    list[#list + 1] = record.err
+  elseif record then
     list[#list + 1] = name
     list[#list + 1] = record
+    list[#list + 1] = ''
   else
     redis.call('SREM', KEYS[1], name)
   end
@@ -35,7 +41,7 @@ return list";
 /// Writes a record. Returns 0 if it must not replace another.
 const CLAIM: &str = "
 if ARGV[4] == 'restore' then
-  local found = redis.call('GET', KEYS[2])
+  local found = redis.pcall('GET', KEYS[2])
   if found and found ~= ARGV[2] then return 0 end
 end
 redis.call('SET', KEYS[2], ARGV[2], 'PX', ARGV[3])
@@ -45,7 +51,7 @@ return 1";
 
 /// Renews a record. Returns 0 if there is none, 2 if it is another's.
 const RENEW: &str = "
-local found = redis.call('GET', KEYS[2])
+local found = redis.pcall('GET', KEYS[2])
 if not found then return 0 end
 if found ~= ARGV[2] then return 2 end
 redis.call('PEXPIRE', KEYS[2], ARGV[3])
@@ -54,16 +60,16 @@ return 1";
 
 /// Removes a record, if it is not another's.
 const RELEASE: &str = "
-if redis.call('GET', KEYS[2]) == ARGV[2] then
+if redis.pcall('GET', KEYS[2]) == ARGV[2] then
   redis.call('DEL', KEYS[2])
   redis.call('SREM', KEYS[1], ARGV[1])
   redis.call('PUBLISH', KEYS[1], ARGV[1])
 end
 return 1";
 
-/// Members as keys in Redis 5 or later, or Valkey: the key is the prefix, `/` and the name, the value is JSON, and it expires
+/// Members as keys in Redis 5 or later, or Valkey: the key is the prefix, `//` and the name, the value is JSON, and it expires
 /// with the lease. A set with the prefix as its key has the names, and a channel of the same name tells of joins and
-/// leaves.
+/// leaves. A prefix has no `//`: no key is a member of one directory and belongs to another.
 pub struct RedisStore {
     url: String,
     redis: Arc<Redis>,
@@ -115,6 +121,10 @@ impl RedisStore {
         };
         let prefix = prefix.trim_end_matches('/');
         let prefix = if prefix.is_empty() { DEFAULT_PREFIX } else { prefix };
+        if prefix.contains("//") {
+            let why = format!("{prefix:?} is no prefix of a directory in Redis: it must not contain //");
+            return Err(Error::new(ErrorKind::InvalidRequest, "open a directory", why));
+        }
         let public = server.rsplit_once('@').map_or(server, |(_, host)| host);
         // The error's text may have the password.
         let client = Client::open(format!("redis://{server}/{database}")).map_err(|_| {
@@ -171,12 +181,12 @@ impl Store for RedisStore {
         let mut listing = Listing::default();
         let script = Script::new(LIST);
         let listed: Vec<Vec<u8>> = self.redis.run(script.prepare_invoke().key(&self.redis.prefix)).await?;
-        for pair in listed.chunks_exact(2) {
-            match std::str::from_utf8(&pair[0]) {
-                Ok(name) => listing.add_record(name, &pair[1]),
-                Err(_) => {
-                    listing.refuse(&String::from_utf8_lossy(&pair[0]), "its name is no UTF-8".to_owned())
-                }
+        for entry in listed.chunks_exact(3) {
+            let (name, fault) = (String::from_utf8_lossy(&entry[0]), String::from_utf8_lossy(&entry[2]));
+            match std::str::from_utf8(&entry[0]) {
+                Ok(name) if fault.is_empty() => listing.add_record(name, &entry[1]),
+                Ok(_) => listing.refuse(&name, format!("its key is no member's: {fault}")),
+                Err(_) => listing.refuse(&name, "its name is no UTF-8".to_owned()),
             }
         }
         Ok(listing)
@@ -235,7 +245,7 @@ impl RedisLease {
     async fn run(&self, script: &str, mode: &str) -> Result<i64> {
         let (prefix, script) = (&self.redis.prefix, Script::new(script));
         let mut call = script.key(prefix);
-        call.key(format!("{prefix}/{}", self.name))
+        call.key(format!("{prefix}//{}", self.name))
             .arg(&self.name)
             .arg(&self.record[..])
             .arg(self.millis)
@@ -318,6 +328,7 @@ mod tests {
         ] {
             assert_eq!(RedisStore::new(place).unwrap().url(), url);
         }
+        assert_eq!(RedisStore::new("h:1/a//b").err().unwrap().kind(), ErrorKind::InvalidRequest);
         let error = RedisStore::new("user:secret@h:port/x").err().unwrap();
         assert_eq!(error.kind(), ErrorKind::InvalidRequest);
         assert!(!error.to_string().contains("secret"), "{error}");

@@ -16,6 +16,7 @@ mod events;
 mod fleet;
 mod member;
 mod servers;
+mod stores;
 mod writer;
 
 use std::sync::Arc;

@@ -51,6 +51,10 @@ impl Server {
         }
     }
 
+    pub fn address(&self) -> (Ipv4Addr, u16) {
+        (Ipv4Addr::LOCALHOST, self.port)
+    }
+
     /// Takes the server away.
     pub fn stop(&mut self) {
         match self.kind {
