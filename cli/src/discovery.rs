@@ -37,7 +37,7 @@ impl LookupOptions {
         let Some(url) = &self.directory else { return Ok(to) };
         let member = ask(multirail_discovery::open(url)?.lookup(&to))?;
         let address = member.addresses.into_iter().next();
-        address.ok_or_else(|| CommandFailure::new(format!("{to:?} has no address in {url}")))
+        address.ok_or_else(|| CommandFailure::new(format!("{to:?} has no address in the directory")))
     }
 
     #[cfg(not(feature = "directories"))]

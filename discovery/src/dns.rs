@@ -14,6 +14,7 @@ use multirail::{Error, ErrorKind, Result};
 use tokio::sync::OnceCell;
 
 use crate::join_all::{Boxed, join_all};
+use crate::url::without_secrets;
 use crate::{Listing, MAX_ADDRESSES, Member, REQUEST_LIMIT, Store};
 
 /// How often a watch asks. DNS servers of Kubernetes keep records for 5 s and longer.
@@ -42,7 +43,7 @@ impl DnsStore {
     /// `InvalidRequest` if it is not.
     pub fn new(place: &str) -> Result<Self> {
         let refused = |why: &str| {
-            let why = format!("dns://{place} {why}");
+            let why = format!("dns://{} {why}", without_secrets(place));
             Error::new(ErrorKind::InvalidRequest, "open a directory", why)
         };
         let (server, name) = place.rsplit_once('/').unwrap_or(("", place));

@@ -11,6 +11,7 @@ use multirail::{Error, ErrorKind, Result};
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Client, RedisError, Script, ScriptInvocation, aio::PubSubStream};
 
+use crate::url::without_secrets;
 use crate::{Changes, Claim, Lease, Listing, REQUEST_LIMIT, Renewal, Store};
 
 /// How often a watch lists the members: Redis does not tell that a key has expired, unless it is set up to.
@@ -121,11 +122,14 @@ impl RedisStore {
         };
         let prefix = prefix.trim_end_matches('/');
         let prefix = if prefix.is_empty() { DEFAULT_PREFIX } else { prefix };
-        if prefix.contains("//") {
-            let why = format!("{prefix:?} is no prefix of a directory in Redis: it must not contain //");
+        if prefix.contains("//") || path.contains('@') {
+            let shown = without_secrets(place);
+            let why = format!(
+                "{shown:?} is no directory in Redis: its prefix must contain neither // nor @; write %2F and %40 in a password"
+            );
             return Err(Error::new(ErrorKind::InvalidRequest, "open a directory", why));
         }
-        let public = server.rsplit_once('@').map_or(server, |(_, host)| host);
+        let public = without_secrets(server);
         // The error's text may have the password.
         let client = Client::open(format!("redis://{server}/{database}")).map_err(|_| {
             let why = format!("{public:?} is no address of Redis: write HOST:PORT");

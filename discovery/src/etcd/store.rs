@@ -12,6 +12,7 @@ use super::messages::{
     WatchRequest, WatchResponse,
 };
 use super::{EtcdClient, Responses};
+use crate::url::without_secrets;
 use crate::{Changes, Claim, Lease, Listing, MAX_MEMBERS, Renewal, Store};
 
 /// How often a watch lists the keys although etcd told of no change.
@@ -49,14 +50,17 @@ impl EtcdStore {
     /// # Errors
     /// `InvalidRequest` if it is not.
     pub fn new(place: &str) -> Result<Self> {
+        if place.contains('@') {
+            let shown = without_secrets(place);
+            let why = format!("etcd://{shown}: users and passwords are not supported, nor is @ in a prefix");
+            return Err(Error::new(ErrorKind::InvalidRequest, "open a directory", why));
+        }
         let (hosts, prefix) = place.find('/').map_or((place, DEFAULT_PREFIX), |at| place.split_at(at));
         let prefix = prefix.trim_end_matches('/');
         let prefix = if prefix.is_empty() { DEFAULT_PREFIX } else { prefix };
         let servers: Vec<_> = hosts.split(',').map(str::to_owned).collect();
-        if let Some(bad) = servers.iter().find(|server| server.is_empty() || server.contains('@')) {
-            let why = format!(
-                "{bad:?} is no address of etcd: write HOST:PORT; users and passwords are not supported"
-            );
+        if servers.iter().any(String::is_empty) {
+            let why = format!("etcd://{place} has an empty address: write HOST:PORT");
             return Err(Error::new(ErrorKind::InvalidRequest, "open a directory", why));
         }
         let url = format!("etcd://{hosts}{prefix}");

@@ -14,6 +14,7 @@ use tokio::net::TcpStream;
 
 use super::TlsTrust;
 use crate::runtime::AbortOnDrop;
+use crate::url::without_secrets;
 
 /// The most bytes of a whole response.
 const MAX_RESPONSE: usize = 64 << 20;
@@ -36,13 +37,14 @@ impl Api {
     /// The server at `HOST:PORT`.
     pub fn new(authority: &str, trust: Option<PathBuf>, token: Option<PathBuf>) -> Result<Self> {
         let refused = || {
-            let why = format!("{authority:?} is no address of an API server: write HOST:PORT");
+            let why =
+                format!("{:?} is no address of an API server: write HOST:PORT", without_secrets(authority));
             Error::new(ErrorKind::InvalidRequest, "open a directory", why)
         };
         let (host, port) = authority.rsplit_once(':').ok_or_else(refused)?;
         let port = port.parse().map_err(|_| refused())?;
         let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
-        if host.is_empty() {
+        if host.is_empty() || host.contains('@') {
             return Err(refused());
         }
         Ok(Self { authority: authority.to_owned(), host, port, trust, token })

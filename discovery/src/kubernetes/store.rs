@@ -7,6 +7,7 @@ use async_trait::async_trait;
 use multirail::{Error, ErrorKind, Result};
 
 use super::{Api, LineStream, SliceList, WatchedChange};
+use crate::url::without_secrets;
 use crate::{Changes, Listing, Store};
 
 /// How often a watch lists the slices although the API server told of no change.
@@ -136,5 +137,6 @@ fn unread(error: serde_json::Error) -> Error {
 
 #[cold]
 fn refused(place: &str, why: &str) -> Error {
-    Error::new(ErrorKind::InvalidRequest, "open a directory", format!("k8s://{place} {why}"))
+    let why = format!("k8s://{} {why}", without_secrets(place));
+    Error::new(ErrorKind::InvalidRequest, "open a directory", why)
 }
