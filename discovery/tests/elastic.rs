@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use backend_loopback::Loopback;
-use multirail::{Access, ErrorKind, Fabric, FabricBuilder, Peer, TransportConfig, WriteOptions, wait};
+use multirail::{Access, ErrorKind, Fabric, FabricBuilder, TransportConfig, WriteOptions, wait};
 use multirail_discovery::{
     Directory, ElasticGroup, ElasticOptions, FolderStore, Member, Membership, StoreDirectory, open,
 };
@@ -49,12 +49,12 @@ impl Node {
 }
 
 /// Lets all nodes reach the barrier of their present epochs.
-fn barrier(nodes: &[Node]) -> Vec<multirail::Result<()>> {
+fn barrier(nodes: &[Node], round: u64) -> Vec<multirail::Result<()>> {
     let reach = |node: &Node| {
         let group = Arc::clone(&node.group);
         std::thread::spawn(move || {
             let epoch = group.epoch();
-            now(group.barrier(&epoch, LIMIT))
+            now(group.barrier(&epoch, round, LIMIT))
         })
     };
     let threads: Vec<_> = nodes.iter().map(reach).collect();
@@ -69,17 +69,17 @@ fn a_mesh_has_one_epoch_and_its_barriers() {
     nodes.iter().for_each(|node| node.await_members(3));
     let ids: Vec<_> = nodes.iter().map(|node| node.group.epoch().id()).collect();
     assert!(ids.iter().all(|id| *id == ids[0]), "{ids:?}");
-    for _ in 0..3 {
-        barrier(&nodes).into_iter().for_each(|reached| reached.unwrap());
+    for round in 0..3 {
+        barrier(&nodes, round).into_iter().for_each(|reached| reached.unwrap());
     }
-    // One connection between each two: the peer of one is known to the other.
-    let peers: Vec<Peer> =
-        nodes[0].group.epoch().members().iter().map(|member| member.peer().clone()).collect();
-    assert_eq!(peers.len(), 3);
+    // One connection between each two.
+    for node in &nodes {
+        assert_eq!(node.fabric.dump().peers.len(), 3);
+    }
 
     // A barrier that one member never reaches ends when the member is gone.
     let (group, epoch) = (Arc::clone(&nodes[0].group), nodes[0].group.epoch());
-    let waiting = std::thread::spawn(move || now(group.barrier(&epoch, LIMIT)));
+    let waiting = std::thread::spawn(move || now(group.barrier(&epoch, 3, LIMIT)));
     let Node { fabric, membership, .. } = nodes.pop().unwrap();
     now(membership.leave()).unwrap();
     fabric.close();
@@ -90,11 +90,34 @@ fn a_mesh_has_one_epoch_and_its_barriers() {
     );
 
     nodes.iter().for_each(|node| node.await_members(2));
-    barrier(&nodes).into_iter().for_each(|reached| reached.unwrap());
+    barrier(&nodes, 3).into_iter().for_each(|reached| reached.unwrap());
     nodes.push(Node::start(&directory, "n3"));
     nodes.iter().for_each(|node| node.await_members(3));
-    barrier(&nodes).into_iter().for_each(|reached| reached.unwrap());
+    barrier(&nodes, 4).into_iter().for_each(|reached| reached.unwrap());
     assert_ne!(nodes[0].group.epoch().id(), ids[0]);
+}
+
+/// A lost connection of a mesh is made again, and all members come back to the same epoch.
+#[test]
+fn a_mesh_makes_a_lost_connection_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let directory = StoreDirectory::new(FolderStore::new(folder.path())).unwrap();
+    let nodes: Vec<_> = (0..3).map(|number| Node::start(&directory, &format!("n{number}"))).collect();
+    nodes.iter().for_each(|node| node.await_members(2));
+    let id = nodes[0].group.epoch().id();
+    for round in 0..4 {
+        let ends = [&nodes[round % 3], &nodes[(round + 1) % 3]];
+        let numbers = ends.map(|end| end.group.epoch().number());
+        let name = format!("n{}", (round + 1) % 3);
+        ends[0].group.epoch().member(&name).unwrap().peer().disconnect();
+        for (end, number) in ends.iter().zip(numbers) {
+            now(end.group.wait_for(|epoch| epoch.number() > number));
+        }
+        for node in &nodes {
+            now(node.group.wait_for(|epoch| epoch.id() == id));
+        }
+        barrier(&nodes, round as u64).into_iter().for_each(|reached| reached.unwrap());
+    }
 }
 
 #[test]
@@ -104,18 +127,26 @@ fn a_barrier_of_a_former_epoch_is_refused() {
     let first = Node::start(&directory, "a");
     let alone = first.group.epoch();
     assert_eq!((alone.number(), alone.members().len()), (0, 0));
-    now(first.group.barrier(&alone, LIMIT)).unwrap();
-    let _second = Node::start(&directory, "b");
+    now(first.group.barrier(&alone, 0, LIMIT)).unwrap();
+    let second = Node::start(&directory, "b");
     first.await_members(1);
     assert!(first.group.epoch().number() > alone.number());
-    assert_eq!(now(first.group.barrier(&alone, LIMIT)).unwrap_err().kind(), ErrorKind::Cancelled);
-    let late = now(first.group.barrier(&first.group.epoch(), Duration::from_millis(50))).unwrap_err();
+    assert_eq!(now(first.group.barrier(&alone, 0, LIMIT)).unwrap_err().kind(), ErrorKind::Cancelled);
+    let late = now(first.group.barrier(&first.group.epoch(), 0, Duration::from_millis(50))).unwrap_err();
     assert_eq!(late.kind(), ErrorKind::DeadlineExceeded);
+    // The arrival that was given up counts for its own round alone.
+    second.await_members(1);
+    let epoch = second.group.epoch();
+    now(second.group.barrier(&epoch, 0, LIMIT)).unwrap();
+    let again = now(first.group.barrier(&first.group.epoch(), 1, Duration::from_millis(50))).unwrap_err();
+    assert_eq!(again.kind(), ErrorKind::DeadlineExceeded);
+    let other = now(second.group.barrier(&epoch, 2, Duration::from_millis(500))).unwrap_err();
+    assert_eq!(other.kind(), ErrorKind::DeadlineExceeded);
 
     let trainer = fabric();
     let star = ElasticGroup::follow(&trainer, &directory, ElasticOptions::new()).unwrap();
     let epoch = now(star.wait_for(|epoch| epoch.members().len() == 2));
-    assert_eq!(now(star.barrier(&epoch, LIMIT)).unwrap_err().kind(), ErrorKind::InvalidRequest);
+    assert_eq!(now(star.barrier(&epoch, 0, LIMIT)).unwrap_err().kind(), ErrorKind::InvalidRequest);
 }
 
 /// A member that the directory does not list any more leaves the group, and its connection stays. When it is listed again,
@@ -182,7 +213,7 @@ fn a_static_list_and_the_end_of_a_program() {
     let json = format!(
         r#"{{"members": [{{"name": "self", "addresses": ["{first}"]}}, {{"name": "other", "addresses": ["{second}"]}}]}}"#
     );
-    std::fs::write(&list, json).unwrap();
+    std::fs::write(&list, &json).unwrap();
     let directory = open(&format!("file://{}", list.display())).unwrap();
     let group = ElasticGroup::follow(&one, &*directory, ElasticOptions::new()).unwrap();
     let [ours, theirs] = listeners;
@@ -190,6 +221,13 @@ fn a_static_list_and_the_end_of_a_program() {
     let epoch = now(group.wait_for(|epoch| epoch.member("other").is_some()));
     drop(accepting.join().unwrap());
     assert!(epoch.member("self").is_none());
+    // What the list names no more, and then again, has the connection that it had.
+    let peer = epoch.member("other").unwrap().peer().id();
+    std::fs::write(&list, r#"{"members": []}"#).unwrap();
+    now(group.wait_for(|epoch| epoch.members().is_empty()));
+    std::fs::write(&list, json).unwrap();
+    let epoch = now(group.wait_for(|epoch| epoch.member("other").is_some()));
+    assert_eq!(epoch.member("other").unwrap().peer().id(), peer);
     drop((group, directory));
 
     let fleet = folder.path().join("fleet");

@@ -177,16 +177,19 @@ impl ElasticGroup {
         join_all(writes.collect()).await
     }
 
-    /// Waits until every member of `epoch` has called this function for an epoch of the same processes. All members need
-    /// groups with listeners ([`ElasticOptions::listener`]).
+    /// Waits until every member of `epoch` has called this function for the same `round` and an epoch of the same processes.
+    /// All members need groups with listeners ([`ElasticOptions::listener`]).
+    ///
+    /// `round` is the caller's number of the barrier, such as the step of a training: the members keep the arrivals of a
+    /// round that this side has given up, and would take them for those of a later one of the same number.
     ///
     /// A member whose epoch changes meanwhile gives up, while another may have passed the barrier just before: no barrier
-    /// can exclude that. Repeat the barrier with the new epoch. It does not order operations: await them first.
+    /// can exclude that. Repeat the round with the new epoch. It does not order operations: await them first.
     ///
     /// # Errors
     /// `Cancelled` if the connected members change first; `DeadlineExceeded` after `limit`; `InvalidRequest` if the group
     /// has no listener; `Unsupported` if the directory does not know the members' incarnations; those of [`PeerGroup::barrier`](multirail::PeerGroup::barrier).
-    pub async fn barrier(&self, epoch: &Epoch, limit: Duration) -> Result<()> {
+    pub async fn barrier(&self, epoch: &Epoch, round: u64, limit: Duration) -> Result<()> {
         if !self.is_mesh {
             let why = "the group has no listener, so that members do not connect to it; set ElasticOptions::listener";
             return Err(Error::new(ErrorKind::InvalidRequest, "barrier", why));
@@ -208,7 +211,8 @@ impl ElasticGroup {
             );
             return Err(Error::new(ErrorKind::Unsupported, "barrier", why));
         }
-        let mut reached = pin!(epoch.peers()?.barrier(format!("epoch {:016x}", epoch.id()), limit)?);
+        let name = format!("epoch {:016x} round {round}", epoch.id());
+        let mut reached = pin!(epoch.peers()?.barrier(name, limit)?);
         let mut changed = pin!(self.wait_for(|now| now.id() != epoch.id()));
         std::future::poll_fn(|context| match reached.as_mut().poll(context) {
             Poll::Ready(result) => Poll::Ready(result),

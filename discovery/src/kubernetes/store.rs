@@ -36,16 +36,15 @@ impl KubernetesStore {
     pub fn new(place: &str) -> Result<Self> {
         let (service, options) =
             place.split_once('?').map_or((place, None), |(service, rest)| (service, Some(rest)));
-        let api = match options {
-            None => in_cluster()?,
+        Self::with_api(service, || match options {
+            None => in_cluster(),
             Some(options) => {
                 let authority = options.strip_prefix("api=http://");
                 let authority = authority
                     .ok_or_else(|| refused(place, "has an option that is not ?api=http://HOST:PORT"))?;
-                Api::new(authority.trim_end_matches('/'), None, None)?
+                Api::new(authority.trim_end_matches('/'), None, None)
             }
-        };
-        Self::with_api(service, api)
+        })
     }
 
     /// As in a Pod whose service account is in `account`, with the API server at `HOST:PORT`, by TLS.
@@ -53,11 +52,10 @@ impl KubernetesStore {
     /// # Errors
     /// As [`KubernetesStore::new`].
     pub fn at(place: &str, server: &str, account: &Path) -> Result<Self> {
-        let api = Api::new(server, Some(account.join("ca.crt")), Some(account.join("token")))?;
-        Self::with_api(place, api)
+        Self::with_api(place, || Api::new(server, Some(account.join("ca.crt")), Some(account.join("token"))))
     }
 
-    fn with_api(place: &str, api: Api) -> Result<Self> {
+    fn with_api(place: &str, api: impl FnOnce() -> Result<Api>) -> Result<Self> {
         let Some((namespace, service)) = place.split_once('/') else {
             return Err(refused(place, "is not NAMESPACE/SERVICE"));
         };
@@ -75,7 +73,7 @@ impl KubernetesStore {
             "/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices?labelSelector=kubernetes.io%2F\
              service-name%3D{service}"
         );
-        Ok(Self { url: format!("k8s://{place}"), api, path, port: port.map(str::to_owned) })
+        Ok(Self { url: format!("k8s://{place}"), api: api()?, path, port: port.map(str::to_owned) })
     }
 }
 
