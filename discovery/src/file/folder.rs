@@ -10,7 +10,7 @@ use std::time::{Duration, Instant, SystemTime};
 use async_trait::async_trait;
 use multirail::{Error, ErrorKind, Result};
 
-use super::{from_file_name, to_file_name};
+use super::{BlockingCalls, from_file_name, to_file_name};
 use crate::{Claim, Lease, Listing, MAX_MEMBERS, MAX_RECORD, Member, Renewal, Store};
 
 /// How often a watch lists the folder.
@@ -30,6 +30,8 @@ const PARTIAL: &str = ".partial-";
 pub struct FolderStore {
     url: String,
     state: Arc<FolderState>,
+    lists: BlockingCalls,
+    claims: BlockingCalls,
 }
 
 struct FolderState {
@@ -51,7 +53,8 @@ impl FolderStore {
     pub fn new(folder: impl Into<PathBuf>) -> Self {
         let folder = folder.into();
         let url = format!("file://{}", folder.display());
-        Self { url, state: Arc::new(FolderState { folder, seen: Mutex::default() }) }
+        let state = Arc::new(FolderState { folder, seen: Mutex::default() });
+        Self { url, state, lists: BlockingCalls::default(), claims: BlockingCalls::default() }
     }
 }
 
@@ -67,7 +70,7 @@ impl Store for FolderStore {
 
     async fn list(&self) -> Result<Listing> {
         let state = Arc::clone(&self.state);
-        blocking("list", move || state.list()).await
+        self.lists.run(move || state.list()).await.map_err(|error| failed("list", error))
     }
 
     async fn claim(
@@ -79,8 +82,8 @@ impl Store for FolderStore {
     ) -> Result<Option<Box<dyn Lease>>> {
         let (state, record) = (Arc::clone(&self.state), record.to_owned());
         let file = self.state.folder.join(to_file_name(name));
-        let lease = FileLease { file: file.clone(), record: record.clone() };
-        let is_ours = blocking("join", move || {
+        let lease = FileLease { file: file.clone(), record: record.clone(), calls: BlockingCalls::default() };
+        let is_ours = self.claims.run(move || {
             fs::create_dir_all(&state.folder)?;
             if claim == Claim::Restore && read(&file)?.is_some_and(|found| found != record) {
                 return Ok(false);
@@ -89,7 +92,8 @@ impl Store for FolderStore {
             state.remove_stale();
             Ok(true)
         });
-        Ok(is_ours.await?.then(|| Box::new(lease) as Box<dyn Lease>))
+        let is_ours = is_ours.await.map_err(|error| failed("join", error))?;
+        Ok(is_ours.then(|| Box::new(lease) as Box<dyn Lease>))
     }
 }
 
@@ -187,13 +191,14 @@ impl FolderState {
 struct FileLease {
     file: PathBuf,
     record: Vec<u8>,
+    calls: BlockingCalls,
 }
 
 #[async_trait]
 impl Lease for FileLease {
     async fn renew(&mut self) -> Result<Renewal> {
         let (path, record) = (self.file.clone(), self.record.clone());
-        blocking("renew", move || {
+        let renewed = self.calls.run(move || {
             // The file is opened once, so that the time of a member that replaces this one is not touched.
             let Some(mut file) = open(&path, true)? else { return Ok(Renewal::Expired) };
             if content(&mut file)? != record {
@@ -202,36 +207,29 @@ impl Lease for FileLease {
             // Readers look for a change of the time.
             file.set_times(FileTimes::new().set_modified(SystemTime::now()))?;
             Ok(Renewal::Kept)
-        })
-        .await
+        });
+        renewed.await.map_err(|error| failed("renew", error))
     }
 
     async fn release(&mut self) -> Result<()> {
         let (path, record) = (self.file.clone(), self.record.clone());
-        blocking("leave", move || {
+        let released = self.calls.run(move || {
             if read(&path)?.is_some_and(|found| found == record) {
                 fs::remove_file(&path)?;
             }
             Ok(())
-        })
-        .await
+        });
+        released.await.map_err(|error| failed("leave", error))
     }
 }
 
-/// Runs a call of the file system on a thread that may block.
-async fn blocking<T: Send + 'static>(
-    operation: &'static str,
-    call: impl FnOnce() -> io::Result<T> + Send + 'static,
-) -> Result<T> {
-    let done = tokio::task::spawn_blocking(call).await;
-    let done = done.unwrap_or_else(|error| Err(io::Error::other(error)));
-    done.map_err(|error| {
-        let kind = match error.kind() {
-            IoKind::PermissionDenied => ErrorKind::Permission,
-            _ => ErrorKind::Io,
-        };
-        Error::new(kind, operation, "the folder of the directory").with_source(error)
-    })
+#[cold]
+fn failed(operation: &'static str, error: io::Error) -> Error {
+    let kind = match error.kind() {
+        IoKind::PermissionDenied => ErrorKind::Permission,
+        _ => ErrorKind::Io,
+    };
+    Error::new(kind, operation, "the folder of the directory").with_source(error)
 }
 
 fn open(path: &Path, writable: bool) -> io::Result<Option<File>> {

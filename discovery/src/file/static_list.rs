@@ -8,6 +8,7 @@ use async_trait::async_trait;
 use multirail::{Error, ErrorKind, Result};
 use serde::Deserialize;
 
+use super::BlockingCalls;
 use crate::{Listing, Member, Store};
 
 /// How often a watch reads the file.
@@ -26,13 +27,14 @@ const MAX_LIST: u64 = 64 << 20;
 pub struct StaticList {
     url: String,
     file: PathBuf,
+    calls: BlockingCalls,
 }
 
 impl StaticList {
     /// The list in `file`.
     pub fn new(file: impl Into<PathBuf>) -> Self {
         let file = file.into();
-        Self { url: format!("file://{}", file.display()), file }
+        Self { url: format!("file://{}", file.display()), file, calls: BlockingCalls::default() }
     }
 }
 
@@ -65,8 +67,7 @@ impl Store for StaticList {
 
     async fn list(&self) -> Result<Listing> {
         let file = self.file.clone();
-        let read = tokio::task::spawn_blocking(move || read(&file)).await;
-        let text = read.unwrap_or_else(|error| Err(std::io::Error::other(error)));
+        let text = self.calls.run(move || read(&file)).await;
         let text =
             text.map_err(|error| Error::new(ErrorKind::Io, "list", self.url.clone()).with_source(error))?;
         parse(&text, self.file.extension().is_some_and(|ending| ending == "toml"))
