@@ -116,6 +116,15 @@ impl Member {
 
     /// Reads a record whose key is `name`. The error is the fault in words.
     pub(crate) fn from_record(name: &str, bytes: &[u8]) -> std::result::Result<Self, String> {
+        let member = Self::parse(bytes)?;
+        if member.name != name {
+            return Err(format!("its record is that of {:?}", shortened(&member.name)));
+        }
+        Ok(member)
+    }
+
+    /// Reads a record. The error is the fault in words.
+    pub(crate) fn parse(bytes: &[u8]) -> std::result::Result<Self, String> {
         if bytes.len() > MAX_RECORD {
             return Err(format!("its record has {} bytes; {MAX_RECORD} are allowed", bytes.len()));
         }
@@ -126,9 +135,6 @@ impl Member {
                 "its record has version {}; this library reads {RECORD_VERSION}",
                 record.version
             ));
-        }
-        if record.name != name {
-            return Err(format!("its record is that of {:?}", shortened(&record.name)));
         }
         let member = Self {
             name: record.name,

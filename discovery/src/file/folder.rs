@@ -1,22 +1,25 @@
 //! A folder with a file for each member, on a file system that all members share.
 
+use std::cell::LazyCell;
 use std::collections::HashMap;
-use std::fs::{self, File, FileTimes};
+use std::fs::{self, File};
 use std::io::{self, ErrorKind as IoKind, Read, Write};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use async_trait::async_trait;
 use multirail::{Error, ErrorKind, Result};
+use rustix::fs::{Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, futimens};
 
 use super::{BlockingCalls, from_file_name, to_file_name};
 use crate::{Claim, Lease, Listing, MAX_MEMBERS, MAX_RECORD, Member, Renewal, Store};
 
 /// How often a watch lists the folder.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
-/// A member that joins removes files of others that were not renewed for so many leases, and for [`STALE`]. A member that
-/// is not dead after all writes its file again.
+/// A process that has joined removes files that it has seen unchanged for so many leases, and for [`STALE`]. A member that is
+/// not dead after all writes its file again.
 const STALE_LEASES: u32 = 10;
 const STALE: Duration = Duration::from_secs(600);
 /// What names of files begin with that are not complete.
@@ -24,9 +27,10 @@ const PARTIAL: &str = ".partial-";
 
 /// A folder with a file for each member. A member renews its lease by setting its file's modification time.
 ///
-/// The clocks of the hosts need not agree. A reader counts a lease by its own clock, from the moment at which it saw the
-/// time of the file change. Only at the first sight of a file does it compare the file's time with its clock: a file that
-/// looks older than its lease counts once its time changes.
+/// The clocks of the hosts need not agree. The file system sets the times, and a reader counts a lease by its own clock, from
+/// the moment at which it saw the time of the file change. Only at the first sight of a file does it compare the file's time
+/// with a clock: with that of the file system, if its own says that the lease has ended, and if it may write to the folder.
+/// A file that is older than its lease counts once its time changes.
 pub struct FolderStore {
     url: String,
     state: Arc<FolderState>,
@@ -37,6 +41,12 @@ pub struct FolderStore {
 struct FolderState {
     folder: PathBuf,
     seen: Mutex<HashMap<String, Seen>>,
+    /// This process has joined.
+    has_joined: AtomicBool,
+    /// [`STALE`].
+    stale: Duration,
+    /// The host's clock.
+    clock: fn() -> SystemTime,
 }
 
 /// A member's file, as this process has seen it.
@@ -53,7 +63,13 @@ impl FolderStore {
     pub fn new(folder: impl Into<PathBuf>) -> Self {
         let folder = folder.into();
         let url = format!("file://{}", folder.display());
-        let state = Arc::new(FolderState { folder, seen: Mutex::default() });
+        let state = Arc::new(FolderState {
+            folder,
+            seen: Mutex::default(),
+            has_joined: AtomicBool::new(false),
+            stale: STALE,
+            clock: SystemTime::now,
+        });
         Self { url, state, lists: BlockingCalls::default(), claims: BlockingCalls::default() }
     }
 }
@@ -89,7 +105,8 @@ impl Store for FolderStore {
                 return Ok(false);
             }
             write(&file, &record)?;
-            state.remove_stale();
+            state.has_joined.store(true, Ordering::Relaxed);
+            state.remove_partial();
             Ok(true)
         });
         let is_ours = is_ours.await.map_err(|error| failed("join", error))?;
@@ -107,6 +124,12 @@ impl FolderState {
             // Nobody has joined yet.
             Err(error) if error.kind() == IoKind::NotFound => return Ok(listing),
             Err(error) => return Err(error),
+        };
+        let (host_time, file_system_time) = ((self.clock)(), LazyCell::new(|| self.file_system_time().ok()));
+        // A file of the future is young.
+        let has_ended = |modified, lease| {
+            let is_over = |now: SystemTime| now.duration_since(modified).is_ok_and(|age| age > lease);
+            is_over(host_time) && file_system_time.is_none_or(is_over)
         };
         for entry in entries {
             let file = entry?.file_name();
@@ -126,21 +149,17 @@ impl FolderState {
                     continue;
                 }
             };
-            let member = match named(&record).map(|name| Member::from_record(&name, &record)) {
-                Some(Ok(member)) if to_file_name(&member.name) == file => member,
-                Some(Ok(member)) => {
+            let member = match Member::parse(&record) {
+                Ok(member) if to_file_name(&member.name) == file => member,
+                Ok(member) => {
                     listing.refuse(
                         stem,
                         format!("its file is named after another member than {:?}", member.name),
                     );
                     continue;
                 }
-                Some(Err(why)) => {
+                Err(why) => {
                     listing.refuse(stem, why);
-                    continue;
-                }
-                None => {
-                    listing.refuse(stem, "its record does not parse".to_owned());
                     continue;
                 }
             };
@@ -148,15 +167,17 @@ impl FolderState {
             let mut sight = seen.remove(file).unwrap_or_else(|| Seen {
                 modified,
                 changed: now,
-                // A file of the future is young.
-                counts: modified.elapsed().is_ok_and(|age| age <= member.lease)
-                    || modified.elapsed().is_err(),
+                counts: !has_ended(modified, member.lease),
             });
             if sight.modified != modified {
                 sight = Seen { modified, changed: now, counts: true };
             }
             if sight.counts && sight.changed.elapsed() <= member.lease {
                 listing.add(member);
+            } else if sight.changed.elapsed() > self.stale.max(member.lease * STALE_LEASES)
+                && self.has_joined.load(Ordering::Relaxed)
+            {
+                let _ = fs::remove_file(&path);
             }
             present.insert(file.to_owned(), sight);
         }
@@ -164,24 +185,22 @@ impl FolderState {
         Ok(listing)
     }
 
-    /// Removes files of members that are long dead, and what a dead member had begun to write.
-    fn remove_stale(&self) {
-        let Ok(entries) = fs::read_dir(&self.folder) else { return };
+    /// The present time of the file system, whose server may have another clock. Fails where this process may not write.
+    fn file_system_time(&self) -> io::Result<SystemTime> {
+        let probe = partial(&self.folder);
+        let modified = File::create_new(&probe).and_then(|file| file.metadata()?.modified());
+        let _ = fs::remove_file(&probe);
+        modified
+    }
+
+    /// Removes what processes had begun to write that died then.
+    fn remove_partial(&self) {
+        let (Ok(entries), Ok(now)) = (fs::read_dir(&self.folder), self.file_system_time()) else { return };
         for entry in entries.flatten() {
-            let (name, path) = (entry.file_name(), entry.path());
-            let Some(file) = name.to_str() else { continue };
-            let age = entry.metadata().and_then(|data| data.modified()).ok().and_then(|at| at.elapsed().ok());
-            let Some(age) = age.filter(|age| *age > STALE) else { continue };
-            let is_stale = if file.starts_with(PARTIAL) {
-                true
-            } else if from_file_name(file).is_some() {
-                let lease = read(&path).ok().flatten().and_then(|record| lease_of(&record));
-                lease.is_some_and(|lease| age > lease * STALE_LEASES)
-            } else {
-                false
-            };
-            if is_stale {
-                let _ = fs::remove_file(path);
+            let modified = entry.metadata().and_then(|data| data.modified());
+            let is_stale = modified.is_ok_and(|at| now.duration_since(at).is_ok_and(|age| age > STALE));
+            if is_stale && entry.file_name().as_encoded_bytes().starts_with(PARTIAL.as_bytes()) {
+                let _ = fs::remove_file(entry.path());
             }
         }
     }
@@ -205,7 +224,7 @@ impl Lease for FileLease {
                 return Ok(Renewal::Replaced);
             }
             // Readers look for a change of the time.
-            file.set_times(FileTimes::new().set_modified(SystemTime::now()))?;
+            touch(&file)?;
             Ok(Renewal::Kept)
         });
         renewed.await.map_err(|error| failed("renew", error))
@@ -261,9 +280,14 @@ fn stamped(path: &Path) -> io::Result<Option<(SystemTime, Vec<u8>)>> {
     Ok(Some((file.metadata()?.modified()?, content(&mut file)?)))
 }
 
+/// A new name of a file that is not complete.
+fn partial(folder: &Path) -> PathBuf {
+    folder.join(format!("{PARTIAL}{}-{:016x}", std::process::id(), fastrand::u64(..)))
+}
+
 /// Writes a file under another name, and renames it: readers see all of it or nothing.
 fn write(path: &Path, record: &[u8]) -> io::Result<()> {
-    let partial = path.with_file_name(format!("{PARTIAL}{}-{:016x}", std::process::id(), fastrand::u64(..)));
+    let partial = partial(path.parent().unwrap_or(path));
     let written = File::create_new(&partial).and_then(|mut file| file.write_all(record));
     let written = written.and_then(|()| fs::rename(&partial, path));
     if written.is_err() {
@@ -272,18 +296,90 @@ fn write(path: &Path, record: &[u8]) -> io::Result<()> {
     written
 }
 
-/// The name that a record says.
-fn named(record: &[u8]) -> Option<String> {
-    field(record, "name").and_then(|name| name.as_str().map(str::to_owned))
+/// Lets the file system set a file's modification time to its present time.
+fn touch(file: &File) -> io::Result<()> {
+    let unset = |tv_nsec| Timespec { tv_sec: 0, tv_nsec };
+    let times = Timestamps { last_access: unset(UTIME_OMIT), last_modification: unset(UTIME_NOW) };
+    Ok(futimens(file, &times)?)
 }
 
-fn lease_of(record: &[u8]) -> Option<Duration> {
-    field(record, "lease_ms").and_then(|lease| lease.as_u64()).map(Duration::from_millis)
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-fn field(record: &[u8], name: &str) -> Option<serde_json::Value> {
-    if record.len() > MAX_RECORD {
-        return None;
+    const LEASE: Duration = Duration::from_secs(5);
+
+    fn store(folder: &tempfile::TempDir, clock: fn() -> SystemTime) -> FolderStore {
+        let mut store = FolderStore::new(folder.path());
+        let state = Arc::get_mut(&mut store.state).unwrap();
+        (state.clock, state.stale) = (clock, Duration::from_millis(100));
+        store
     }
-    serde_json::from_slice::<serde_json::Value>(record).ok()?.get_mut(name).map(serde_json::Value::take)
+
+    fn run<T>(future: impl Future<Output = T>) -> T {
+        tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(future)
+    }
+
+    /// Writes the file of a member, as if it was renewed so long ago.
+    fn write_member(folder: &tempfile::TempDir, name: &str, lease: Duration, age: Duration) -> PathBuf {
+        let mut member = Member::new(name, 1).address("h:1");
+        member.lease = lease;
+        let path = folder.path().join(to_file_name(name));
+        write(&path, &member.to_record(1)).unwrap();
+        File::open(&path).unwrap().set_modified(SystemTime::now() - age).unwrap();
+        path
+    }
+
+    fn names(store: &FolderStore) -> Vec<String> {
+        run(store.list()).unwrap().into_members().into_keys().collect()
+    }
+
+    #[test]
+    fn a_reader_with_a_fast_clock_finds_the_living() {
+        let folder = tempfile::tempdir().unwrap();
+        write_member(&folder, "dead", LEASE, 2 * LEASE);
+        write_member(&folder, "living", LEASE, LEASE / 2);
+        for clock in [|| SystemTime::now() + Duration::from_secs(3600), SystemTime::now] {
+            assert_eq!(names(&store(&folder, clock)), ["living"]);
+        }
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
+    }
+
+    /// The file's time is that of the file system, whatever the renewing host's clock says.
+    #[test]
+    fn a_renewal_takes_the_file_systems_time() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = store(&folder, SystemTime::now);
+        run(async {
+            let record = Member::new("a", 1).address("h:1").to_record(1);
+            let mut lease = store.claim("a", &record, LEASE, Claim::Replace).await.unwrap().unwrap();
+            let path = folder.path().join("a.member");
+            File::open(&path).unwrap().set_modified(SystemTime::UNIX_EPOCH).unwrap();
+            assert_eq!(lease.renew().await.unwrap(), Renewal::Kept);
+            assert!(fs::metadata(&path).unwrap().modified().unwrap().elapsed().unwrap() < LEASE);
+        });
+    }
+
+    /// Only what a joined process has seen unchanged for long is removed: old times may be those of another clock.
+    #[test]
+    fn a_dead_members_file_is_removed_late() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = store(&folder, SystemTime::now);
+        let lease = Duration::from_millis(10);
+        let dead = write_member(&folder, "dead", lease, 10 * STALE);
+        let is_removed = |after| {
+            names(&store);
+            std::thread::sleep(Duration::from_millis(after));
+            names(&store);
+            !dead.exists()
+        };
+        assert!(!is_removed(150));
+        let record = Member::new("a", 1).address("h:1").to_record(1);
+        run(store.claim("a", &record, LEASE, Claim::Replace)).unwrap().unwrap();
+        assert!(dead.exists());
+        // It is renewed once more, whatever its time.
+        File::open(&dead).unwrap().set_modified(SystemTime::UNIX_EPOCH).unwrap();
+        assert!(!is_removed(0));
+        assert!(is_removed(150));
+    }
 }
