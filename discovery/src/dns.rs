@@ -118,8 +118,11 @@ impl DnsStore {
                 _ => None,
             })
             .collect();
-        let unknown: Vec<_> = targets.keys().map(|(target, _)| target.clone()).collect();
-        let unknown: Vec<_> = unknown.into_iter().filter(|target| !addresses.contains_key(target)).collect();
+        let unknown: Vec<_> = targets
+            .keys()
+            .map(|(target, _)| target.clone())
+            .filter(|target| !addresses.contains_key(target))
+            .collect();
         for some in unknown.chunks(TOGETHER) {
             let asked = some.iter().map(|target| {
                 let asking: Boxed<'_, _> =

@@ -127,14 +127,13 @@ impl MembershipTask {
         loop {
             sleep(delay).await;
             delay = match self.renew().await {
-                Ok(Renewal::Kept) => {
+                Ok(true) => {
                     self.renewed = Instant::now();
                     self.set_joined();
                     backoff.reset();
                     interval
                 }
-                Ok(Renewal::Expired) => backoff.next(),
-                Ok(Renewal::Replaced) => {
+                Ok(false) => {
                     let why =
                         format!("another process has joined {} as {:?}", self.store.url(), self.member.name);
                     return Error::new(ErrorKind::Busy, "renew", why);
@@ -149,26 +148,23 @@ impl MembershipTask {
         }
     }
 
-    /// Renews the lease, or joins again if it is lost.
-    async fn renew(&mut self) -> Result<Renewal> {
+    /// Renews the lease, or joins again if it is lost. Returns false once another process has the name.
+    async fn renew(&mut self) -> Result<bool> {
         // A request that takes longer than a third of the lease is worth less than the next.
         let limit = (self.member.lease / 3).clamp(Duration::from_millis(500), REQUEST_LIMIT);
         let url = self.store.url();
         // The store may have kept the lease for longer than this side knows.
-        let renewal = within(limit, url, "renew", self.lease.renew()).await?;
-        if renewal != Renewal::Expired {
-            return Ok(renewal);
+        match within(limit, url, "renew", self.lease.renew()).await? {
+            Renewal::Kept => return Ok(true),
+            Renewal::Replaced => return Ok(false),
+            Renewal::Expired => {}
         }
         let why = format!("{url} has lost the entry of {:?}", self.member.name);
         self.set_lost(Error::new(ErrorKind::NotFound, "renew", why));
         let claim = self.store.claim(&self.member.name, &self.record, self.member.lease, Claim::Restore);
-        match within_limit(url, "join", claim).await? {
-            Some(lease) => {
-                self.lease = lease;
-                Ok(Renewal::Kept)
-            }
-            None => Ok(Renewal::Replaced),
-        }
+        let Some(lease) = within_limit(url, "join", claim).await? else { return Ok(false) };
+        self.lease = lease;
+        Ok(true)
     }
 
     fn set_joined(&self) {
