@@ -24,7 +24,7 @@ const LEASE: Duration = Duration::from_secs(10);
 #[derive(clap::Args, Clone, Default)]
 pub struct LookupOptions {
     /// Take --to as the name of a member of this directory: file:///PATH, etcd://HOST:PORT/PREFIX or
-    /// redis://HOST:PORT/PREFIX
+    /// redis://HOST:PORT/PREFIX; dns:// and k8s:// if the command was built with them
     #[cfg(feature = "directories")]
     #[arg(long, value_name = "URL")]
     directory: Option<String>,

@@ -13,7 +13,7 @@ use super::output::{self, TextTable};
 #[command(after_help = EXIT)]
 pub struct PeersArguments {
     /// The directory: file:///PATH (a folder, or a list that ends with .json or .toml), etcd://HOST:PORT/PREFIX or
-    /// redis://HOST:PORT/PREFIX
+    /// redis://HOST:PORT/PREFIX; dns:// and k8s:// if the command was built with them
     #[arg(long, value_name = "URL")]
     directory: String,
 
