@@ -87,11 +87,12 @@ pub fn message_ring(bytes: &[u8]) {
             assert!(taken <= RING_ENTRIES, "a message ring gave more entries than it holds");
         }
         let mut messages = 0;
-        while let Some(message) = receiver.next_message() {
+        while let Some(message) = receiver.pop_message() {
+            let len = message.len;
             messages += 1;
-            assert!(messages <= PAYLOADS && message.len <= MAX_MESSAGE);
+            assert!(messages <= PAYLOADS + RING_ENTRIES && len <= MAX_MESSAGE);
             // SAFETY: `into` has `MAX_MESSAGE` bytes, and is this function's.
-            unsafe { receiver.take_message(layout, into.as_mut_ptr(), message.len) };
+            unsafe { receiver.take_message(layout, &message, into.as_mut_ptr(), len) };
         }
     }
 }

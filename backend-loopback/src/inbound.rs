@@ -1,18 +1,23 @@
 //! The target's half of a connection: a peer's access to this domain.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-use multirail_spi::{Result, Time};
+use multirail_spi::{PeerSlot, Result, Time, WakeupHandle};
 
 use crate::offer::OfferToken;
 use crate::other_process::OfferedSocket;
-use crate::segment::lease_table::Lease;
+use crate::segment::lease_table::{LEASES_PER_PAGE, Lease, REGION_SLOTS};
 use crate::segment::message_ring::RingReceiver;
 use crate::segment::staging_buffer::SharedStagingBuffer;
-use crate::segment::{ConnectionLayout, Segment};
+use crate::segment::{ConnectionLayout, Segment, commit_pages};
 use crate::wakeup::Wakeup;
+
+/// Pages of a lease table.
+const LEASE_PAGES: usize = REGION_SLOTS / LEASES_PER_PAGE;
 
 /// The segment that this domain made for a peer, and the state of the connection. The peer is the initiator of this
 /// half.
@@ -20,8 +25,8 @@ pub(crate) struct Inbound {
     segment: Segment,
     wakeup: Arc<Wakeup>,
     pub(crate) token: OfferToken,
-    /// No lease with this index or a greater one was ever opened.
-    leases: AtomicUsize,
+    /// The pages of the lease table that have memory, one bit each.
+    lease_pages: [AtomicU64; LEASE_PAGES / 64],
     claimed: AtomicBool,
     /// Until the initiator has come.
     socket: Mutex<Option<OfferedSocket>>,
@@ -35,6 +40,20 @@ pub(crate) struct Inbound {
     pub(crate) served: AtomicU64,
     /// The initiator's process, once another process has claimed the connection.
     pub(crate) initiator: OnceLock<crate::other_process::PeerProcess>,
+}
+
+/// What a target hands to an initiator in another process.
+pub(crate) struct InboundFiles<'a> {
+    segment: Arc<OwnedFd>,
+    wakeup: &'a WakeupHandle,
+    ready: Arc<OwnedFd>,
+}
+
+impl InboundFiles<'_> {
+    /// The files, in their order in the welcome.
+    pub(crate) fn all(&self) -> [BorrowedFd<'_>; 3] {
+        [self.segment.as_fd(), self.wakeup.as_fd(), self.ready.as_fd()]
+    }
 }
 
 /// Whether what a lost device of the peer has sent still arrives.
@@ -56,16 +75,18 @@ impl Inbound {
         token: OfferToken,
         socket: Option<OfferedSocket>,
     ) -> Self {
+        let receiver =
+            if segment.is_private() { RingReceiver::of_committed() } else { RingReceiver::default() };
         Self {
             segment,
             wakeup,
             token,
-            leases: AtomicUsize::new(0),
+            lease_pages: Default::default(),
             claimed: AtomicBool::new(false),
             socket: Mutex::new(socket),
             closed: AtomicBool::new(false),
             initiator_gone: AtomicBool::new(false),
-            receiver: Mutex::new(Some(RingReceiver::default())),
+            receiver: Mutex::new(Some(receiver)),
             gate: Mutex::default(),
             staging_buffer: OnceLock::new(),
             served: AtomicU64::new(0),
@@ -80,7 +101,7 @@ impl Inbound {
         is_first
     }
 
-    /// Puts memory under the whole segment.
+    /// Makes sure that the segment has the memory that the peer relies on.
     pub(crate) fn commit(&self) -> Result<()> {
         self.segment.commit()
     }
@@ -91,21 +112,56 @@ impl Inbound {
         self.segment.content()
     }
 
-    /// Lets the peer enter a region. Only the region table calls this.
-    pub(crate) fn open(&self, slot: usize, generation: u32) {
-        self.leases.fetch_max(slot + 1, Ordering::Relaxed);
+    /// Lets the peer enter a region. Only the region table calls this, and holds its lock.
+    ///
+    /// # Errors
+    /// `Exhausted` if there is no memory for the lease.
+    pub(crate) fn open(&self, slot: usize, generation: u32) -> Result<()> {
+        let page = slot / LEASES_PER_PAGE;
+        let (word, bit) = (&self.lease_pages[page / 64], 1 << (page % 64));
+        if word.load(Ordering::Relaxed) & bit == 0 {
+            if !self.segment.is_private() {
+                commit_pages(&self.layout().leases[page * LEASES_PER_PAGE..(page + 1) * LEASES_PER_PAGE])?;
+            }
+            word.fetch_or(bit, Ordering::Release);
+        }
         self.layout().leases[slot].open(generation);
+        Ok(())
+    }
+
+    /// The lease of a region, if it may ever have been opened.
+    pub(crate) fn lease(&self, slot: usize) -> Option<&Lease> {
+        let page = slot / LEASES_PER_PAGE;
+        let has_memory = self.lease_pages[page / 64].load(Ordering::Acquire) & (1 << (page % 64)) != 0;
+        has_memory.then(|| &self.layout().leases[slot])
     }
 
     /// The leases that the peer may ever have entered.
-    pub(crate) fn leases(&self) -> &[Lease] {
-        &self.layout().leases[..self.leases.load(Ordering::Relaxed)]
+    pub(crate) fn leases(&self) -> impl Iterator<Item = &Lease> {
+        self.used_leases().flat_map(|range| &self.layout().leases[range])
     }
 
-    /// The files for a peer in another process: the segment, and the handle that wakes this domain's endpoint.
-    pub(crate) fn files(&self) -> Option<[std::os::fd::BorrowedFd<'_>; 2]> {
-        use std::os::fd::AsFd;
-        Some([self.segment.file()?, self.wakeup.pipe().ok()?.handle().as_fd()])
+    /// The pages of the lease table that have memory.
+    fn used_leases(&self) -> impl Iterator<Item = Range<usize>> {
+        let words: [u64; LEASE_PAGES / 64] =
+            std::array::from_fn(|word| self.lease_pages[word].load(Ordering::Acquire));
+        let has_memory = move |page: &usize| words[page / 64] & (1 << (page % 64)) != 0;
+        (0..LEASE_PAGES).filter(has_memory).map(|page| page * LEASES_PER_PAGE..(page + 1) * LEASES_PER_PAGE)
+    }
+
+    /// The files for a peer in another process: the segment, the handle that wakes this domain's endpoint, and the
+    /// domain's ready set.
+    pub(crate) fn files(&self) -> Option<InboundFiles<'_>> {
+        Some(InboundFiles {
+            segment: self.segment.file()?,
+            wakeup: self.wakeup.pipe().ok()?.handle(),
+            ready: self.wakeup.shared_ready().ok()?.file()?,
+        })
+    }
+
+    /// Closes the file of the segment, which the peer has.
+    pub(crate) fn close_file(&self) {
+        self.segment.close_file();
     }
 
     /// The staging buffer, if the peer has asked for it.
@@ -121,6 +177,16 @@ impl Inbound {
         }
         let buffer = Segment::create()?;
         Ok(self.staging_buffer.get_or_init(|| buffer))
+    }
+
+    /// Tells the peer its slot. Nobody has the offer yet.
+    pub(crate) fn set_slot(&self, slot: PeerSlot) {
+        self.layout().flags.slot.store(slot.0, Ordering::Release);
+    }
+
+    /// Tells this domain's endpoint that the peer has written into its armed ring.
+    pub(crate) fn mark_ready(&self) {
+        self.wakeup.mark_ready(self.layout().flags.slot.load(Ordering::Relaxed));
     }
 
     /// Wakes this domain's endpoint.
@@ -207,6 +273,7 @@ impl Inbound {
 
 impl Drop for Inbound {
     fn drop(&mut self) {
-        self.segment.recycle(*self.leases.get_mut());
+        let leases: Vec<_> = self.used_leases().collect();
+        self.segment.recycle(&leases);
     }
 }

@@ -80,6 +80,11 @@ impl Outbound {
         self.alive.load(Ordering::Relaxed) && self.layout().flags.closed.load(Ordering::Relaxed) == 0
     }
 
+    /// Returns true once this side has closed the connection.
+    pub(crate) fn is_closed(&self) -> bool {
+        !self.alive.load(Ordering::Acquire)
+    }
+
     /// Closes the connection on this side: no request goes to the peer any more.
     pub(crate) fn close(&self) {
         self.alive.store(false, Ordering::Release);
@@ -94,10 +99,19 @@ impl Outbound {
         }
     }
 
+    /// Tells the peer's endpoint that this side has written into its armed ring, or into its staging buffer.
+    #[cold]
+    pub(crate) fn mark_ready(&self) {
+        match &self.location {
+            PeerLocation::ThisProcess { inbound, .. } => inbound.mark_ready(),
+            PeerLocation::OtherProcess(connection) => connection.mark_ready(),
+        }
+    }
+
     /// Sends an imm, and wakes the peer if it sleeps. Returns false if the peer's message ring is full.
     #[inline]
     pub(crate) fn send_imm(&self, imm: u32) -> bool {
-        message_ring::send_imm(self.layout(), imm, || self.wake())
+        message_ring::send_imm(self.layout(), imm, || self.mark_ready())
     }
 
     /// Runs a request that moves no bytes between regions: a message or an empty write. Returns `None` if the peer's
@@ -110,7 +124,7 @@ impl Outbound {
             (WorkKind::Send, _) if request.len > MAX_MESSAGE as u64 => return Some(Err(ErrorKind::TooLarge)),
             // SAFETY: the length was checked; the caller guarantees that the span is readable.
             (WorkKind::Send, imm) => unsafe {
-                let wake = || self.wake();
+                let wake = || self.mark_ready();
                 message_ring::send_message(self.layout(), request.local, request.len as usize, imm, wake)
             },
             (WorkKind::Write, Some(imm)) => self.send_imm(imm),

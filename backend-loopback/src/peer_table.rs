@@ -1,5 +1,6 @@
 //! The peer slots of a domain. The control side reserves, connects and ends them, and the endpoint reads them.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use multirail_spi::{PeerSlot, SlotTable, claim_slot};
@@ -16,6 +17,8 @@ pub(crate) struct PeerEntry {
     pub(crate) outbound: Option<Arc<Outbound>>,
     /// This side has disconnected the peer. The endpoint has not reported `PeerGone` yet.
     pub(crate) leaving: bool,
+    /// The slot is in [`Slots::changed`].
+    is_changed: bool,
 }
 
 impl PeerEntry {
@@ -31,51 +34,102 @@ impl PeerEntry {
     }
 }
 
-/// All peers. Changes are rare: the endpoint takes the lock only after a change.
+/// All peers. Changes are rare: the endpoint takes the lock only after a change, and reads only what has changed.
 #[derive(Default)]
-pub(crate) struct PeerTable(SlotTable<Vec<Option<PeerEntry>>>);
+pub(crate) struct PeerTable(SlotTable<Slots>);
+
+#[derive(Default)]
+struct Slots {
+    entries: Vec<Option<PeerEntry>>,
+    /// Slots that have changed since the endpoint has read them, each once.
+    changed: Vec<PeerSlot>,
+    /// The slots of the peers whose initiator may still come.
+    by_token: HashMap<OfferToken, PeerSlot>,
+}
+
+impl Slots {
+    fn entry(&mut self, slot: PeerSlot) -> Option<&mut PeerEntry> {
+        self.entries.get_mut(slot.0 as usize)?.as_mut()
+    }
+
+    fn note_change(&mut self, slot: PeerSlot) {
+        if let Some(entry) = self.entry(slot)
+            && !std::mem::replace(&mut entry.is_changed, true)
+        {
+            self.changed.push(slot);
+        }
+    }
+}
 
 impl PeerTable {
     /// Puts a peer into the lowest free slot.
     pub(crate) fn insert(&self, inbound: Arc<Inbound>) -> PeerSlot {
         let mut slots = self.0.lock();
-        let at = claim_slot(&mut slots, Option::is_none);
-        slots[at] = Some(PeerEntry { inbound, outbound: None, leaving: false });
+        let at = claim_slot(&mut slots.entries, Option::is_none);
+        let slot = PeerSlot(at as u32);
+        inbound.set_slot(slot);
+        slots.by_token.insert(inbound.token, slot);
+        slots.entries[at] = Some(PeerEntry { inbound, outbound: None, leaving: false, is_changed: false });
+        slots.note_change(slot);
         self.0.mark_changed();
-        PeerSlot(at as u32)
+        slot
     }
 
     /// The peer in `slot`.
     pub(crate) fn find(&self, slot: PeerSlot) -> Option<PeerEntry> {
-        self.0.lock().get(slot.0 as usize)?.clone()
+        self.0.lock().entry(slot).cloned()
     }
 
     /// The connection to which `token` admits an initiator.
     pub(crate) fn by_token(&self, token: &OfferToken) -> Option<Arc<Inbound>> {
-        let slots = self.0.lock();
-        let mut live = slots.iter().flatten().filter(|peer| !peer.leaving);
-        live.find(|peer| same(&peer.inbound.token, token)).map(|peer| peer.inbound.clone())
+        let mut slots = self.0.lock();
+        let slot = *slots.by_token.get(token)?;
+        let peer = slots.entry(slot).filter(|peer| !peer.leaving && same(&peer.inbound.token, token))?;
+        Some(peer.inbound.clone())
     }
 
     /// Changes the peer in `slot`. Returns the result of `change`, or `None` if the slot is free.
     pub(crate) fn update<R>(&self, slot: PeerSlot, change: impl FnOnce(&mut PeerEntry) -> R) -> Option<R> {
-        let result = self.0.lock().get_mut(slot.0 as usize)?.as_mut().map(change);
+        let mut slots = self.0.lock();
+        let result = change(slots.entry(slot)?);
+        slots.note_change(slot);
         self.0.mark_changed();
-        result
+        Some(result)
     }
 
     /// Frees a slot for reuse, if `inbound` is still in it.
     pub(crate) fn remove(&self, slot: PeerSlot, inbound: &Arc<Inbound>) {
-        if let Some(peer) = self.0.lock().get_mut(slot.0 as usize) {
-            peer.take_if(|peer| Arc::ptr_eq(&peer.inbound, inbound));
+        let mut slots = self.0.lock();
+        let entry = slots.entries.get_mut(slot.0 as usize);
+        if entry.and_then(|peer| peer.take_if(|peer| Arc::ptr_eq(&peer.inbound, inbound))).is_some() {
+            slots.by_token.remove(&inbound.token);
+            slots.changed.retain(|changed| *changed != slot);
         }
+    }
+
+    /// Makes the endpoint, which is new, read all peers.
+    pub(crate) fn note_all(&self) {
+        let mut slots = self.0.lock();
+        (0..slots.entries.len() as u32).for_each(|slot| slots.note_change(PeerSlot(slot)));
         self.0.mark_changed();
+    }
+
+    /// The peers that have changed since the last call. Only the endpoint calls this.
+    pub(crate) fn take_changed(&self) -> Vec<(PeerSlot, PeerEntry)> {
+        let mut slots = self.0.lock();
+        let changed = std::mem::take(&mut slots.changed);
+        let read = |slot: PeerSlot| {
+            let entry = slots.entry(slot)?;
+            entry.is_changed = false;
+            Some((slot, entry.clone()))
+        };
+        changed.into_iter().filter_map(read).collect()
     }
 
     /// All peers, by slot.
     pub(crate) fn all(&self) -> Vec<(PeerSlot, PeerEntry)> {
         let slots = self.0.lock();
-        let numbered = slots.iter().enumerate();
+        let numbered = slots.entries.iter().enumerate();
         numbered.filter_map(|(n, peer)| Some((PeerSlot(n as u32), peer.clone()?))).collect()
     }
 

@@ -1,15 +1,22 @@
-//! The wakeup of a domain's endpoint.
+//! The wakeup of a domain's endpoint, and how the endpoint learns which peers have written.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{Ordering, fence};
 
 use multirail_spi::{Result, WakeupPipe};
 
+use crate::segment::Segment;
+use crate::segment::ready_set::ReadySet;
+
 /// A wakeup pipe that is made before the endpoint first sleeps. The endpoint of an engine that its caller drives
 /// never sleeps.
 #[derive(Default)]
 pub(crate) struct Wakeup {
     pipe: OnceLock<WakeupPipe>,
+    /// Marked by peers in this process.
+    ready: ReadySet,
+    /// Marked by peers in other processes. Made for the first of them.
+    shared_ready: OnceLock<Segment<ReadySet>>,
 }
 
 impl Wakeup {
@@ -34,11 +41,44 @@ impl Wakeup {
         Ok(pipe)
     }
 
+    /// Tells the endpoint that the peer in `slot`, which is in this process, has written into an armed ring.
+    pub(crate) fn mark_ready(&self, slot: u32) {
+        self.ready.mark(slot);
+        self.wake();
+    }
+
+    /// The ready set for peers in other processes. The first call makes it.
+    pub(crate) fn shared_ready(&self) -> Result<&Segment<ReadySet>> {
+        if let Some(ready) = self.shared_ready.get() {
+            return Ok(ready);
+        }
+        let ready = Segment::create()?;
+        Ok(self.shared_ready.get_or_init(|| ready))
+    }
+
+    /// Returns true if other processes may mark slots, and clear marks.
+    #[inline]
+    pub(crate) fn is_shared(&self) -> bool {
+        self.shared_ready.get().is_some()
+    }
+
+    /// Returns true if a peer may have marked its slot.
+    #[inline]
+    pub(crate) fn has_ready(&self) -> bool {
+        self.ready.has_news() || self.shared_ready.get().is_some_and(|ready| ready.content().has_news())
+    }
+
+    /// Takes the slots that peers have marked.
+    pub(crate) fn take_ready(&self, mut ready: impl FnMut(u32)) {
+        self.ready.take(&mut ready);
+        if let Some(shared) = self.shared_ready.get() {
+            shared.content().take(ready);
+        }
+    }
+
     /// Forgets all wakeups so far.
     pub(crate) fn clear(&self) {
-        if let Some(pipe) = self.pipe.get() {
-            pipe.clear();
-        }
+        self.pipe.get().inspect(|pipe| pipe.clear());
     }
 }
 

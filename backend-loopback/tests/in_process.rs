@@ -250,8 +250,9 @@ fn an_armed_endpoint_is_woken() {
 #[test]
 fn a_blocked_sender_is_woken_when_there_is_room() {
     let (mut a, mut b, to_b, _) = pair();
-    let (source, target) = (a.register(8, Access::LOCAL), b.register(8, Access::LOCAL));
-    let message = WorkRequest { kind: WorkKind::Send, len: 8, ..write(1, to_b, &source, None) };
+    // Too long to lie in their entries: so many payloads are there.
+    let (source, target) = (a.register(64, Access::LOCAL), b.register(64, Access::LOCAL));
+    let message = WorkRequest { kind: WorkKind::Send, len: 64, ..write(1, to_b, &source, None) };
     let batch: Vec<_> = (0..33).map(|id| WorkRequest { id, ..message }).collect();
     assert_eq!(a.post(&batch).accepted, 32);
     a.wait(1);
@@ -264,6 +265,60 @@ fn a_blocked_sender_is_woken_when_there_is_room() {
     assert_eq!(b.wait(1).len(), 1);
     assert!(is_readable(fd));
     assert_eq!(a.post(&batch[32..]).accepted, 1);
+}
+
+/// The endpoint looks at the rings of silent peers no more, and is told when one of them writes again.
+#[test]
+fn silent_peers_are_heard_again() {
+    const PEERS: u64 = 40;
+    /// The endpoint leaves a peer that was silent for this many polls.
+    const SILENCE: u32 = 3000;
+    let mut target = node(LoopbackConfig::default(), 1);
+    let landing = target.register(64, BOTH);
+    let mut peers: Vec<_> = (0..PEERS)
+        .map(|seed| {
+            let peer = node(LoopbackConfig::default(), 2 + seed);
+            let (to_target, to_peer) = connect(&peer, &target);
+            (peer, to_target, to_peer)
+        })
+        .collect();
+    for round in 0..3 {
+        (0..SILENCE).for_each(|_| assert!(target.poll().is_empty()));
+        // Some write to an endpoint that is awake, some to one that sleeps.
+        let sleeps = round != 1;
+        if sleeps {
+            let Armed::Fd(fd) = target.endpoint.arm() else { panic!("there is no event yet") };
+            assert!(!is_readable(fd));
+            let (peer, to_target, to_peer) = &mut peers[usize::from(round == 2) * 30];
+            let source = peer.register(8, Access::LOCAL);
+            let imm = WorkRequest { len: 0, imm: Some(9), ..write(1, *to_target, &source, None) };
+            peer.run(imm);
+            assert!(is_readable(fd));
+            assert_eq!(target.poll(), [Event::Imm { peer: *to_peer, imm: 9 }]);
+        }
+        for (number, (peer, to_target, to_peer)) in peers.iter_mut().enumerate().rev() {
+            let source = peer.register(64, Access::LOCAL);
+            let number = number as u32;
+            peer.run(WorkRequest { len: 0, imm: Some(number), ..write(1, *to_target, &source, None) });
+            assert_eq!(target.poll(), [Event::Imm { peer: *to_peer, imm: number }]);
+            let message = WorkRequest { kind: WorkKind::Send, ..write(2, *to_target, &source, None) };
+            peer.run(WorkRequest { len: u64::from(number), ..message });
+            target.recv(7, &landing);
+            let received = Event::Received { id: 7, peer: *to_peer, len: number.into(), imm: None };
+            assert_eq!(target.poll(), [received]);
+        }
+    }
+    // A message that waits keeps its peer in sight.
+    let (peer, to_target, to_peer) = &mut peers[20];
+    let source = peer.register(64, Access::LOCAL);
+    peer.run(WorkRequest { kind: WorkKind::Send, len: 5, ..write(2, *to_target, &source, None) });
+    (0..SILENCE).for_each(|_| assert!(target.poll().is_empty()));
+    target.recv(8, &landing);
+    assert_eq!(target.poll(), [Event::Received { id: 8, peer: *to_peer, len: 5, imm: None }]);
+    // A silent peer that leaves is gone.
+    (0..SILENCE).for_each(|_| assert!(target.poll().is_empty()));
+    target.domain.connector().disconnect(peers[3].2);
+    assert_eq!(target.wait(1), [Event::PeerGone { peer: peers[3].2 }]);
 }
 
 /// Returns true if a thread that sleeps on `fd` would wake.

@@ -222,7 +222,7 @@ fn connect_to(answer: Answer) -> Error {
 
 /// Sends a welcome with `files`.
 fn welcome(stream: &UnixStream, files: &[BorrowedFd<'_>]) {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(5))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     assert!(control.push(SendAncillaryMessage::ScmRights(files)));
     rustix::net::sendmsg(stream, &[IoSlice::new(&[1, 0, 0])], &mut control, SendFlags::empty()).unwrap();
@@ -266,35 +266,35 @@ fn targets_that_break_the_protocol_are_refused() {
         stream.write_all(&[1, 0, 0]).unwrap();
         Box::new(())
     }));
-    // A segment and a wakeup handle, and no liveness socket, or something else in its place.
+    // A segment, a wakeup handle and a ready set, and no liveness socket, or something else in its place.
     handed_over(connect_to(|stream| {
         let buffer = HostBuffer::new(4096).unwrap();
         let segment = multirail_spi::Memory::shared_file(&buffer).unwrap();
-        welcome(stream, &[segment, stream.as_fd()]);
+        welcome(stream, &[segment, stream.as_fd(), segment]);
         Box::new(())
     }));
     handed_over(connect_to(|stream| {
         let file = std::fs::File::open("/").unwrap();
-        welcome(stream, &[file.as_fd(), stream.as_fd(), file.as_fd()]);
+        welcome(stream, &[file.as_fd(), stream.as_fd(), file.as_fd(), file.as_fd()]);
         Box::new(())
     }));
     // A file on a disk, and one of another size.
     let on_disk = connect_to(|stream| {
         let file = std::fs::File::open(std::env::current_exe().unwrap()).unwrap();
-        welcome(stream, &[file.as_fd(), stream.as_fd(), stream.as_fd()]);
+        welcome(stream, &[file.as_fd(), stream.as_fd(), file.as_fd(), stream.as_fd()]);
         Box::new(())
     });
     no_memory(on_disk, "lies on a disk");
     let short = connect_to(|stream| {
         let buffer = HostBuffer::new(4096).unwrap();
         let segment = multirail_spi::Memory::shared_file(&buffer).unwrap();
-        welcome(stream, &[segment, stream.as_fd(), stream.as_fd()]);
+        welcome(stream, &[segment, stream.as_fd(), segment, stream.as_fd()]);
         Box::new(())
     });
     no_memory(short, "another size");
     // More files than a packet has.
     connect_to(|stream| {
-        welcome(stream, &[stream.as_fd(); 4]);
+        welcome(stream, &[stream.as_fd(); 5]);
         Box::new(())
     });
 }

@@ -16,9 +16,13 @@ use rustix::mm::{MapFlags, ProtFlags};
 /// Tells this test executable that it is the child.
 const CHILD: &str = "MULTIRAIL_LOOPBACK_SHORTAGE";
 
-/// Bytes that stay free: enough for a heap that grows, and fewer than a segment or a buffer takes.
+/// Bytes that stay free, and fewer than a buffer takes.
 const LEFT: usize = 1 << 20;
 const BUFFER: usize = 8 << 20;
+/// Peers of which each takes a page of shared memory at least: more than [`LEFT`], and what the kernel miscounts.
+const PEERS: usize = 4096;
+/// Blocks of the heap, of 1 KiB each, that the child has when memory ends.
+const HEAP_BLOCKS: usize = 8192;
 
 /// Takes all memory that the kernel would still promise, except [`LEFT`], without touching it.
 fn exhaust() {
@@ -45,6 +49,10 @@ fn short_of_memory() {
     let (to_b, offer_a) = a.domain.connector().prepare().unwrap();
     let (_, offer_b) = b.domain.connector().prepare().unwrap();
     let _kept = (a.register(4096, BOTH), offer_a);
+    // The heap must not grow any more. Its last block keeps the others from going back to the kernel.
+    let mut blocks: Vec<_> = (0..HEAP_BLOCKS).map(|_| Box::new([1_u8; 1024])).collect();
+    let _last = blocks.pop();
+    drop(blocks);
     exhaust();
     let error = match HostBuffer::new(BUFFER) {
         Err(error) => error,
@@ -55,10 +63,20 @@ fn short_of_memory() {
         }
     };
     assert_eq!(error.kind(), ErrorKind::Exhausted, "{error}");
-    let error = a.domain.connector().complete(to_b, &offer_b).unwrap_err();
+    // A connection whose memory is there already is made.
+    a.domain.connector().complete(to_b, &offer_b).unwrap();
+    let mut offers = Vec::with_capacity(PEERS);
+    let error = (0..PEERS).find_map(|_| match a.domain.connector().prepare() {
+        Ok(offer) => {
+            offers.push(offer);
+            None
+        }
+        Err(error) => Some(error),
+    });
+    let error = error.unwrap_or_else(|| panic!("{PEERS} peers found memory"));
     assert_eq!(error.kind(), ErrorKind::Exhausted, "{error}");
     assert!(error.to_string().contains("vm.overcommit_ratio"), "{error}");
-    println!("typed");
+    println!("typed after {} offers", offers.len());
 }
 
 fn memory_that_is_short_is_an_error() {

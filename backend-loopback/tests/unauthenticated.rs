@@ -17,7 +17,7 @@ use stranger::{Stranger, secret_of, socket_of};
 const CHILD: &str = "MULTIRAIL_LOOPBACK_UNAUTHENTICATED";
 
 /// The version of the protocol: `other_process::protocol::VERSION`.
-const VERSION: u8 = 5;
+const VERSION: u8 = 6;
 
 /// The bytes of `Request::Hello`. [`region`] has those of `Request::Region`.
 fn hello(token: [u8; 16]) -> Vec<u8> {

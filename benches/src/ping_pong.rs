@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use transport_core::{ImmCounter, Notifications, Op, Peer, Region, RemoteRegion, WriteOptions};
+use transport_core::{ImmCounter, Notifications, Op, Peer, RecvPool, Region, RemoteRegion, WriteOptions};
 
 use crate::BenchResult;
 use crate::driven_fabric::DrivenFabric;
@@ -21,13 +21,26 @@ pub enum AnnouncedBy {
     /// An imm, and at the same time a notification of 8 bytes that does not wait for the write: the least that a
     /// notification in a message of its own can take.
     Both,
+    /// Nothing: a message takes the place of the write.
+    Message,
 }
+
+impl AnnouncedBy {
+    /// Whether the fabrics must be opened with notifications.
+    pub(crate) fn needs_notifications(self) -> bool {
+        matches!(self, Self::Notification | Self::Both)
+    }
+}
+
+/// Receives of a side, if it receives messages.
+const RECEIVES: usize = 256;
 
 /// Where a side learns of the other side's writes.
 enum Announcements {
     Imms(ImmCounter),
     Notifications(Notifications),
     Both(ImmCounter, Notifications),
+    Messages(RecvPool),
 }
 
 /// One side of a ping-pong. The calling thread drives the fabric.
@@ -55,6 +68,11 @@ impl<'a> PingPong<'a> {
             AnnouncedBy::Notification => {
                 (WriteOptions::new().notify([7; 8]), Announcements::Notifications(fabric.notifications()?))
             }
+            AnnouncedBy::Message => {
+                let pool = fabric.recv_pool(RECEIVES, len)?;
+                fabric.step();
+                (WriteOptions::new(), Announcements::Messages(pool))
+            }
             AnnouncedBy::Both => {
                 let arrived = Announcements::Both(peer.imm(IMM), fabric.notifications()?);
                 (WriteOptions::new().imm(IMM), arrived)
@@ -65,6 +83,10 @@ impl<'a> PingPong<'a> {
 
     /// Posts one write.
     pub fn write(&mut self) -> BenchResult<()> {
+        if let Announcements::Messages(_) = self.arrived {
+            self.under_way.push_back(self.peer.send(self.src, 0..self.len)?);
+            return Ok(());
+        }
         self.under_way.push_back(self.peer.write_with(self.src, 0..self.len, self.dst, 0, &self.options)?);
         if let Announcements::Both(..) = self.arrived {
             self.under_way.push_back(self.peer.notify(&[7; 8])?);
@@ -80,6 +102,7 @@ impl<'a> PingPong<'a> {
             let has_arrived = match &mut self.arrived {
                 Announcements::Imms(imm) => imm.try_take(1),
                 Announcements::Notifications(all) => all.try_next().transpose()?.is_some(),
+                Announcements::Messages(pool) => pool.try_next().transpose()?.is_some(),
                 Announcements::Both(imm, all) => {
                     has_notification = has_notification || all.try_next().transpose()?.is_some();
                     has_notification && imm.try_take(1)
@@ -96,6 +119,32 @@ impl<'a> PingPong<'a> {
                 return Ok(false);
             }
         }
+    }
+
+    /// Round trips in a second, with `window` of them under way: the median of `bursts` times 1000 round trips, so that
+    /// other processes that get the core for a while do not count.
+    pub fn rate(&mut self, bursts: usize, window: usize) -> BenchResult<f64> {
+        const BURST: usize = 1000;
+        let end = Instant::now() + crate::LIMIT;
+        for _ in 0..window {
+            self.write()?;
+        }
+        let mut rates = Vec::with_capacity(bursts);
+        for _ in 0..bursts {
+            let begun = Instant::now();
+            for _ in 0..BURST {
+                if !self.await_write(|| Instant::now() > end)? {
+                    return Err("the target does not answer".into());
+                }
+                self.write()?;
+            }
+            rates.push(BURST as f64 / begun.elapsed().as_secs_f64());
+        }
+        for _ in 0..window {
+            self.await_write(|| Instant::now() > end)?;
+        }
+        rates.sort_unstable_by(f64::total_cmp);
+        Ok(rates[bursts / 2])
     }
 
     /// Half of the median time of `count` round trips.

@@ -97,7 +97,7 @@ impl<P: BenchDevices> Target<P> {
     /// Prints the address of the listener and serves until the input ends.
     pub fn run(self) -> BenchResult<ExitCode> {
         let driven = if self.worker { Driven::ByWorkers } else { Driven::ByCaller };
-        let notifies = self.announced != AnnouncedBy::Imm;
+        let notifies = self.announced.needs_notifications();
         let fabric = open(&self.devices, ProcessRole::Target, driven, notifies)?;
         let region = region(&fabric, self.region, |_| 0)?;
         fabric.publish(REGION, &region)?;
@@ -204,7 +204,7 @@ impl ConnectedWriter {
 
     /// Starts a target that responds to each write with a write of `len` bytes.
     pub fn echo(devices: &impl BenchDevices, len: usize, announced: AnnouncedBy) -> BenchResult<Self> {
-        let (notifies, len_word) = (announced != AnnouncedBy::Imm, len.to_string());
+        let (notifies, len_word) = (announced.needs_notifications(), len.to_string());
         let by = announced.to_possible_value().ok_or("a hidden value")?;
         let more = ["--echo", &len_word, "--announced", by.get_name()].map(str::to_owned);
         Self::start(devices, Driven::ByCaller, len, notifies, more)

@@ -274,3 +274,89 @@ fn options_are_those_of_the_header() {
     let known: Vec<&str> = known.split('"').skip(1).step_by(2).collect();
     assert_eq!(keys, known);
 }
+
+/// What a program that was compiled with the header relies on, one line each.
+fn declarations() -> Vec<String> {
+    let header = header();
+    let all = [
+        ("function", functions_of_header(&header)),
+        ("struct", structs_of_header(&header)),
+        ("number", numbers_of_header(&header)),
+    ];
+    let lines = all.iter().flat_map(|(kind, found)| {
+        // The number of the interface itself rises.
+        let kept = found.iter().filter(|(name, _)| *name != "ABI_VERSION");
+        kept.map(move |(name, text)| format!("{kind} {name}: {text}"))
+    });
+    lines.collect()
+}
+
+fn recording() -> std::path::PathBuf {
+    root().join("tests/abi/v1.txt")
+}
+
+/// The declarations of `now` that programs compiled with `recorded` cannot work with, and those without a recording.
+fn broken(recorded: &[String], now: &[String]) -> Vec<String> {
+    let is_kept = |line: &String| {
+        // Only a struct that begins with its size may get further members.
+        let grows = line.starts_with("struct ") && line.contains(": size: uint32_t; ");
+        now.iter().any(|now| now == line || (grows && now.starts_with(&format!("{line}; "))))
+    };
+    let gone =
+        recorded.iter().filter(|line| !is_kept(line)).map(|line| format!("changed or removed: {line}"));
+    // Also a struct that has grown: programs compiled with its new members rely on these, too.
+    let added = now.iter().filter(|line| !recorded.contains(line));
+    gone.chain(added.map(|line| format!("not recorded: {line}"))).collect()
+}
+
+#[test]
+fn programs_compiled_with_the_recorded_header_work() {
+    let text = fs::read_to_string(recording()).expect("the recording");
+    let recorded: Vec<_> = text.lines().map(str::to_owned).collect();
+    let broken = broken(&recorded, &declarations());
+    let advice = "what was released is recorded once and never changes: see docs/compatibility.md";
+    assert!(broken.is_empty(), "{}\n{advice}", broken.join("\n"));
+}
+
+#[test]
+fn changes_of_the_interface_are_found() {
+    let now = declarations();
+    assert!(broken(&now, &now).is_empty());
+    let number = now.iter().position(|line| line.starts_with("number ")).expect("a number");
+    let grown =
+        now.iter().position(|line| line.contains(": size: uint32_t; ")).expect("a struct with a size");
+    let fixed = now.iter().position(|line| line.starts_with("struct mr_option:")).expect("a struct without");
+    for (at, suffix, is_broken) in [
+        (0, ", more: int", true),
+        (number, "9", true),
+        (grown, "; more: int", false),
+        (fixed, "; more: int", true),
+    ] {
+        let mut changed = now.clone();
+        changed[at] += suffix;
+        let mut found = vec![format!("not recorded: {}", changed[at])];
+        if is_broken {
+            found.insert(0, format!("changed or removed: {}", now[at]));
+        }
+        assert_eq!(broken(&now, &changed), found);
+        // Once it is recorded, the longer struct may not lose its new member.
+        let recorded = [&now[..], &changed[at..=at]].concat();
+        assert_eq!(broken(&recorded, &changed).is_empty(), !is_broken);
+        assert!(!broken(&recorded, &now).is_empty());
+    }
+    assert_eq!(broken(&now[1..], &now), [format!("not recorded: {}", now[0])]);
+    assert_eq!(broken(&now, &now[1..]), [format!("changed or removed: {}", now[0])]);
+}
+
+/// Adds the declarations that have no recording. To be run once for what is new.
+#[test]
+#[ignore = "records"]
+fn record() {
+    fs::create_dir_all(recording().parent().expect("a folder")).expect("the folder");
+    let text = fs::read_to_string(recording()).unwrap_or_default();
+    let recorded: Vec<_> = text.lines().map(str::to_owned).collect();
+    let added = broken(&recorded, &declarations());
+    let added =
+        added.iter().filter_map(|line| line.strip_prefix("not recorded: ")).map(|line| format!("{line}\n"));
+    fs::write(recording(), text + &added.collect::<String>()).expect("the recording");
+}

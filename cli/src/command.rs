@@ -7,7 +7,7 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use tracing_subscriber::filter::LevelFilter;
 
 use crate::common::Common;
@@ -16,7 +16,8 @@ use crate::failure::CommandFailure;
 #[cfg(feature = "directories")]
 use crate::peers;
 use crate::{
-    bench, device, doctor, explain, info, nixl, output, program, send, serve, simulate, topo, trace,
+    bench, completions, device, doctor, explain, info, manual, nixl, output, program, send, serve, simulate,
+    top, topo, trace,
 };
 
 /// Moves memory and files between processes and machines.
@@ -68,6 +69,9 @@ enum Command {
     Simulate(simulate::SimulateArguments),
     /// Look at the rails of a running process, and take devices out of service and back
     Device(device::DeviceArguments),
+    /// Watch a running process: its rails, peers, operations and stalls
+    #[command(after_help = top::EXIT, after_long_help = format!("{}\n\n{}\n\n{}", device::SOCKET, top::KEYS, top::EXIT))]
+    Top(top::TopArguments),
     /// Print a recording made with --dump, or convert it for a trace viewer
     #[command(after_help = EXIT)]
     Trace(trace::TraceArguments),
@@ -77,6 +81,12 @@ enum Command {
     /// List the members of a directory: those who have joined it, and where they listen
     #[cfg(feature = "directories")]
     Peers(peers::PeersArguments),
+    /// Print the script by which a shell completes the words of this command
+    #[command(after_help = EXIT, after_long_help = format!("{}\n\n{EXIT}", completions::PLACES))]
+    Completions(completions::CompletionArguments),
+    /// Print the manual page, or write those of all commands into a folder
+    #[command(after_help = EXIT)]
+    Man(manual::ManualArguments),
 }
 
 impl Command {
@@ -89,7 +99,9 @@ impl Command {
             Self::Topo(_) => (true, false, false, true),
             Self::Simulate(_) => (false, false, false, true),
             Self::Nixl(_) | Self::Device(_) => (false, false, false, true),
-            Self::Trace(_) => (false, false, false, false),
+            Self::Top(_) | Self::Trace(_) | Self::Completions(_) | Self::Man(_) => {
+                (false, false, false, false)
+            }
             #[cfg(feature = "directories")]
             Self::Peers(_) => (false, false, false, true),
         };
@@ -142,10 +154,13 @@ fn run_arguments(mut arguments: Arguments) -> u8 {
         Command::Send(send) => send::run(common, send),
         Command::Simulate(simulate) => simulate::run(common, simulate),
         Command::Device(device) => device::run(common, &device),
+        Command::Top(top) => top::run(&top),
         Command::Trace(trace) => trace::run(&trace),
         Command::Nixl(nixl) => nixl::run(common, &nixl),
         #[cfg(feature = "directories")]
         Command::Peers(peers) => peers::run(common, &peers),
+        Command::Completions(completions) => completions::run(Arguments::command(), &completions),
+        Command::Man(manual) => manual::run(Arguments::command(), &manual),
     };
     match done {
         Ok(()) | Err(CommandFailure::ClosedPipe) => 0,
@@ -168,8 +183,6 @@ fn log_to_stderr(verbosity: u8) {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
-
     use super::*;
 
     #[test]

@@ -119,7 +119,7 @@ impl Common {
 /// How other programs look at the fabric of a command that runs for long.
 #[derive(clap::Args, Clone, Default)]
 pub struct ObserveOptions {
-    /// Listen at this Unix socket for `multirail device`; bench does so on the client's side
+    /// Listen at this Unix socket for `multirail device` and `top`; bench does so on the client's side
     #[arg(long, value_name = "PATH")]
     admin: Option<PathBuf>,
 

@@ -6,13 +6,16 @@
 //!
 //! Read the modules in this order: `command` parses the arguments and runs a subcommand, `common` has the options
 //! that all subcommands share. The subcommands are `info`, `topo`, `explain`, `doctor`, `bench`, `serve`, `send`,
-//! `simulate`, `device`, `trace`, `nixl` and `peers`. `files` is the file protocol, `wire` sends messages between two commands,
-//! and `connection` connects them. `output` prints, `failure` has the errors, and `dump` writes dumps.
+//! `simulate`, `device`, `top`, `trace`, `nixl` and `peers`; `completions` and `manual` write files for shells and
+//! packages. `files` is the file protocol, `wire` sends messages between two commands, and `connection` connects them.
+//! `output` prints, `failure` has the errors, and `dump` writes dumps.
 #![deny(unsafe_code)]
 
+mod admin_client;
 mod bench;
 mod command;
 mod common;
+mod completions;
 mod connection;
 mod content;
 mod device;
@@ -27,6 +30,7 @@ pub mod files;
 #[cfg(fuzzing)]
 pub mod fuzz;
 mod info;
+mod manual;
 mod nixl;
 mod output;
 #[cfg(feature = "directories")]
@@ -36,6 +40,7 @@ mod security;
 mod send;
 mod serve;
 mod simulate;
+mod top;
 mod topo;
 mod trace;
 mod units;

@@ -58,6 +58,8 @@ mod loopback;
 mod machine;
 #[cfg(feature = "prometheus")]
 pub mod metrics;
+#[cfg(feature = "opentelemetry")]
+pub mod opentelemetry;
 mod rails;
 mod registry;
 

@@ -8,8 +8,10 @@ use std::sync::Arc;
 
 use backend_loopback::{Loopback, LoopbackConfig};
 use limit::HANG;
-use multirail::admin::{AdminRequest, AdminResponse, MAX_LINE, RailState, RailStatus};
-use multirail::{Access, ErrorKind, Fabric, FabricBuilder, Peer, Region, RemoteRegion, TransportConfig};
+use multirail::admin::{AdminRequest, AdminResponse, MAX_LINE, MAX_OPERATIONS, RailState, RailStatus};
+use multirail::{
+    Access, Dump, ErrorKind, Fabric, FabricBuilder, Peer, Region, RemoteRegion, TransportConfig,
+};
 use serde_json::Value;
 
 const LEN: usize = 8 << 20;
@@ -50,6 +52,14 @@ impl Client {
     fn rails(&mut self) -> Vec<RailStatus> {
         match self.ask(&AdminRequest::Rails) {
             AdminResponse::Rails { rails } => rails,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// A dump, and the number of operations that it leaves out.
+    fn dump(&mut self) -> (Dump, u64) {
+        match self.ask(&AdminRequest::Dump) {
+            AdminResponse::Dump { omitted_operations, omitted_peers: 0, dump } => (*dump, omitted_operations),
             other => panic!("{other:?}"),
         }
     }
@@ -144,6 +154,37 @@ fn devices_are_drained_and_restored_under_way() {
     client.send(AdminRequest::Drain { device: "lo9".into() }.to_line().as_bytes());
     let (kind, error) = client.error();
     assert!(kind == ErrorKind::InvalidRequest && error.contains("there are lo0, lo1, lo2, lo3"), "{error}");
+}
+
+#[test]
+fn a_dump_has_the_state_and_a_bounded_number_of_operations() {
+    let served = Served::open();
+    let mut client = Client::connect(&served.path);
+    served.write();
+    let (dump, omitted) = client.dump();
+    assert_eq!((dump.process, omitted, dump.peers.len()), (std::process::id(), 0, 1));
+    let carried: u64 = dump.transports.iter().flat_map(|group| &group.rails).map(|r| r.counters.bytes).sum();
+    assert!(dump.transports.len() == 2 && carried == LEN as u64, "{dump}");
+    // Receives end only when a message comes.
+    let receives: Vec<_> = (0..MAX_OPERATIONS + 3)
+        .map(|_| {
+            let region = served.fabric.alloc(64, Access::LOCAL).unwrap();
+            (served.fabric.recv(&region, 0..64).unwrap(), region)
+        })
+        .collect();
+    let waiting = || {
+        let (dump, omitted) = client.dump();
+        let shown = dump.operations().count();
+        let all = served.fabric.dump().operations().count();
+        (all == receives.len()).then(|| {
+            assert!(shown + omitted as usize == all && omitted > 0, "{shown} + {omitted}, not {all}");
+            assert!(dump.operations().all(|operation| !operation.waits.is_empty()), "{dump}");
+            assert!(dump.transports.iter().all(|group| group.records.is_empty()), "records");
+        })
+    };
+    limit::Limit::of(HANG).ask(waiting).expect("all receives");
+    served.fabric.close();
+    assert!(client.is_let_go());
 }
 
 #[test]

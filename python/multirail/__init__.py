@@ -51,6 +51,7 @@ from ._native import (
     RemoteCatalogue,
     RemoteList,
     RemoteRegion,
+    SpanExporter,
     __version__,
     backends,
 )
@@ -119,6 +120,7 @@ __all__ = [
     "RemoteList",
     "RemoteRegion",
     "Revoked",
+    "SpanExporter",
     "TooLarge",
     "Unreachable",
     "Unsupported",

@@ -239,6 +239,22 @@ class MetricsServer:
     ) -> None: ...
 
 @final
+class SpanExporter:
+    def __init__(self, endpoint: str, service: str) -> None:
+        """Sends the spans of transfers to a collector of OpenTelemetry, by OTLP over HTTP."""
+
+    def flush(self) -> None: ...
+    def close(self) -> None: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        exception_type: type[BaseException] | None = ...,
+        exception: BaseException | None = ...,
+        traceback: TracebackType | None = ...,
+        /,
+    ) -> None: ...
+
+@final
 class Region:
     """Registered memory of this process. Offsets and lengths are in bytes."""
 
@@ -355,6 +371,7 @@ class Peer:
         paths: _Paths | None = None,
         cold: bool = False,
         coalesce: _Coalesce | None = None,
+        trace: str | None = None,
     ) -> Operation[Outcome]: ...
     def read(
         self,
@@ -369,6 +386,7 @@ class Peer:
         paths: _Paths | None = None,
         cold: bool = False,
         coalesce: _Coalesce | None = None,
+        trace: str | None = None,
     ) -> Operation[Outcome]: ...
     def write_pages(
         self,
@@ -389,6 +407,7 @@ class Peer:
         paths: _Paths | None = None,
         cold: bool = False,
         coalesce: _Coalesce | None = None,
+        trace: str | None = None,
     ) -> Operation[Outcome]:
         """``src_pages`` and ``dst_pages``: integers from 0 to 2^32 - 1, one dimension, equal lengths."""
 
@@ -409,6 +428,7 @@ class Peer:
         paths: _Paths | None = None,
         cold: bool = False,
         coalesce: _Coalesce | None = None,
+        trace: str | None = None,
     ) -> Operation[Outcome]: ...
     def prepare_write_pages(
         self,
@@ -429,6 +449,7 @@ class Peer:
         paths: _Paths | None = None,
         cold: bool = False,
         coalesce: _Coalesce | None = None,
+        trace: str | None = None,
     ) -> PreparedTransfer: ...
     def prepare_read_pages(
         self,
@@ -447,6 +468,7 @@ class Peer:
         paths: _Paths | None = None,
         cold: bool = False,
         coalesce: _Coalesce | None = None,
+        trace: str | None = None,
     ) -> PreparedTransfer: ...
     def write_list(
         self,
@@ -461,6 +483,7 @@ class Peer:
         paths: _Paths | None = None,
         cold: bool = False,
         coalesce: _Coalesce | None = None,
+        trace: str | None = None,
     ) -> Operation[Outcome]: ...
     def read_list(
         self,
@@ -474,6 +497,7 @@ class Peer:
         paths: _Paths | None = None,
         cold: bool = False,
         coalesce: _Coalesce | None = None,
+        trace: str | None = None,
     ) -> Operation[Outcome]: ...
     def prepare_write_list(
         self,
@@ -488,6 +512,7 @@ class Peer:
         paths: _Paths | None = None,
         cold: bool = False,
         coalesce: _Coalesce | None = None,
+        trace: str | None = None,
     ) -> PreparedTransfer: ...
     def prepare_read_list(
         self,
@@ -501,6 +526,7 @@ class Peer:
         paths: _Paths | None = None,
         cold: bool = False,
         coalesce: _Coalesce | None = None,
+        trace: str | None = None,
     ) -> PreparedTransfer: ...
     def write_imm(self, imm: _Int) -> Operation[Outcome]: ...
     def send(
@@ -514,7 +540,12 @@ class Peer:
         paths: _Paths | None = None,
     ) -> Operation[Outcome]: ...
     def notify(
-        self, data: _Bytes, *, deadline: float | None = None, paths: _Paths | None = None
+        self,
+        data: _Bytes,
+        *,
+        deadline: float | None = None,
+        paths: _Paths | None = None,
+        trace: str | None = None,
     ) -> Operation[Outcome]: ...
     def imm(self, imm: _Int) -> ImmCounter: ...
     def warm_up(self) -> Operation[Outcome]: ...
@@ -627,6 +658,8 @@ class Notification:
     def peer(self) -> int: ...
     @property
     def data(self) -> bytes: ...
+    @property
+    def trace(self) -> str | None: ...
 
 @final
 class Outcome:

@@ -53,7 +53,7 @@ impl PeerGroup {
         let group = self.0.get()?;
         let range = src.get().range(src_offset, length)?;
         let dst: Vec<_> = dst.iter().map(|region| region.get().get().cloned()).collect::<PyResult<_>>()?;
-        let options = write_options(imm, None, deadline, None, false, None, false)?;
+        let options = write_options(imm, None, deadline, None, false, None, false, None)?;
         let src = src.get().get()?;
         submitted(py.detach(|| group.scatter_evenly(src, range, &dst, dst_offset, &options)))
     }

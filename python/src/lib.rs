@@ -28,6 +28,7 @@ mod reactor;
 mod receipt;
 mod region;
 mod returned;
+mod span_exporter;
 mod spin;
 mod thread;
 mod value;
@@ -59,6 +60,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<region::Catalogue>()?;
     module.add_class::<region::Region>()?;
     module.add_class::<region::RemoteRegion>()?;
+    module.add_class::<span_exporter::SpanExporter>()?;
     module.add_function(wrap_pyfunction!(fork::after_fork_in_child, module)?)?;
     module.add_function(wrap_pyfunction!(machine::backends, module)?)?;
     module.add_function(wrap_pyfunction!(machine::topology, module)?)?;

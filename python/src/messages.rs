@@ -163,6 +163,12 @@ impl Notification {
         PyBytes::new(py, &self.0.bytes)
     }
 
+    /// The sender's span as a W3C `traceparent`, if the sender has made the operation a part of a trace.
+    #[getter]
+    fn trace(&self) -> Option<String> {
+        self.0.trace.map(|trace| trace.to_string())
+    }
+
     fn __repr__(&self) -> String {
         format!("<Notification of {} bytes from peer {}>", self.0.bytes.len(), self.0.peer.number())
     }

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use multirail::{Access, CoalescePolicy, Locality, PathPolicy, ReadOptions, SendOptions, WriteOptions};
+use multirail::{
+    Access, CoalescePolicy, Locality, PathPolicy, ReadOptions, SendOptions, TraceContext, WriteOptions,
+};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyString};
@@ -13,6 +15,7 @@ use crate::indices::type_name;
 use crate::operation::seconds;
 
 /// The options of writes.
+#[expect(clippy::too_many_arguments, reason = "keyword arguments of Python")]
 pub fn write_options(
     imm: Option<u32>,
     notify: Option<&Bound<'_, PyAny>>,
@@ -21,6 +24,7 @@ pub fn write_options(
     cold: bool,
     coalesce: Option<&str>,
     imm_per_request: bool,
+    trace: Option<&str>,
 ) -> PyResult<WriteOptions> {
     let mut options = WriteOptions::new();
     if imm_per_request {
@@ -28,6 +32,9 @@ pub fn write_options(
     }
     if let Some(bytes) = notify {
         options = options.notify(bytes_like(bytes, "notify")?);
+    }
+    if let Some(parent) = trace_context(trace)? {
+        options = options.trace(parent);
     }
     options.imm = imm;
     (options.deadline, options.path_policy) = limits(deadline, paths)?;
@@ -43,10 +50,14 @@ pub fn read_options(
     paths: Option<&Bound<'_, PyAny>>,
     cold: bool,
     coalesce: Option<&str>,
+    trace: Option<&str>,
 ) -> PyResult<ReadOptions> {
     let mut options = ReadOptions::new();
     if let Some(bytes) = notify {
         options = options.notify(bytes_like(bytes, "notify")?);
+    }
+    if let Some(parent) = trace_context(trace)? {
+        options = options.trace(parent);
     }
     (options.deadline, options.path_policy) = limits(deadline, paths)?;
     options.locality = locality(cold);
@@ -64,6 +75,11 @@ pub fn send_options(
     options.imm = imm;
     (options.deadline, options.path_policy) = limits(deadline, paths)?;
     Ok(options)
+}
+
+/// The span that a `traceparent` names.
+pub fn trace_context(traceparent: Option<&str>) -> PyResult<Option<TraceContext>> {
+    traceparent.map(|text| text.parse().into_python()).transpose()
 }
 
 /// The deadline and the allowed paths of any transfer.

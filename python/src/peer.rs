@@ -15,7 +15,7 @@ use crate::imm::ImmCounter;
 use crate::indices::{Selected, pages};
 use crate::list::{LocalList, RemoteList};
 use crate::operation::{Operation, submitted};
-use crate::options::{bytes_like, path_policy, read_options, send_options, write_options};
+use crate::options::{bytes_like, path_policy, read_options, send_options, trace_context, write_options};
 use crate::region::{COPY_WITH_GIL, Region, RemoteRegion};
 use crate::thread::in_thread;
 use crate::value::Value;
@@ -36,6 +36,8 @@ type Any<'a, 'py> = Option<&'a Bound<'py, PyAny>>;
 /// - `cold`: the bytes are in no cache, and nobody reads them soon
 /// - `coalesce`: whether small pages share work requests: "never", "auto" or "always"; `None` takes what
 ///   `MULTIRAIL_COALESCE` says
+/// - `trace`: the span that the operation is a part of, as a W3C `traceparent`; a notification takes it along
+///   (`Notification.trace`)
 #[pyclass(frozen, weakref, module = "multirail")]
 pub struct Peer(ForkSafe<CorePeer>);
 
@@ -134,7 +136,7 @@ impl Peer {
     /// Up to 16 KiB may be copied with the GIL held; larger copies release it.
     #[pyo3(signature = (src, dst, length=None, src_offset=0, dst_offset=0, *, imm=None, notify=None, deadline=None,
         paths=None, cold=false,
-        coalesce=None))]
+        coalesce=None, trace=None))]
     fn write(
         &self,
         py: Python<'_>,
@@ -149,16 +151,17 @@ impl Peer {
         paths: Any<'_, '_>,
         cold: bool,
         coalesce: Option<&str>,
+        trace: Option<&str>,
     ) -> PyResult<Operation> {
         let peer = self.get()?;
         let range = src.get().range(src_offset, length)?;
         let (src, dst) = (src.get().get()?, dst.get().get()?);
         let is_short = range.len() <= COPY_WITH_GIL;
         let is_plain = imm.is_none() && notify.is_none() && deadline.is_none() && paths.is_none() && !cold;
-        if is_short && is_plain && coalesce.is_none() {
+        if is_short && is_plain && coalesce.is_none() && trace.is_none() {
             return submitted(peer.write(src, range, dst, dst_offset));
         }
-        let options = write_options(imm, notify, deadline, paths, cold, coalesce, false)?;
+        let options = write_options(imm, notify, deadline, paths, cold, coalesce, false, trace)?;
         match is_short {
             true => submitted(peer.write_with(src, range, dst, dst_offset, &options)),
             false => submitted(py.detach(|| peer.write_with(src, range, dst, dst_offset, &options))),
@@ -169,7 +172,7 @@ impl Peer {
     /// many as `dst` has from there on.
     #[pyo3(signature = (dst, src, length=None, dst_offset=0, src_offset=0, *, notify=None, deadline=None, paths=None,
         cold=false,
-        coalesce=None))]
+        coalesce=None, trace=None))]
     fn read(
         &self,
         py: Python<'_>,
@@ -183,11 +186,12 @@ impl Peer {
         paths: Any<'_, '_>,
         cold: bool,
         coalesce: Option<&str>,
+        trace: Option<&str>,
     ) -> PyResult<Operation> {
         let peer = self.get()?;
         let range = dst.get().range(dst_offset, length)?;
         let (dst, src) = (dst.get().get()?, src.get().get()?);
-        let options = read_options(notify, deadline, paths, cold, coalesce)?;
+        let options = read_options(notify, deadline, paths, cold, coalesce, trace)?;
         match range.len() <= COPY_WITH_GIL {
             true => submitted(peer.read_with(dst, range, src, src_offset, &options)),
             false => submitted(py.detach(|| peer.read_with(dst, range, src, src_offset, &options))),
@@ -201,7 +205,7 @@ impl Peer {
     /// those of page 0. With `imm_per_request`, each work request delivers the imm.
     #[pyo3(signature = (src, src_pages, dst, dst_pages, page, *, src_stride=None, src_offset=0, dst_stride=None,
         dst_offset=0, imm=None, imm_per_request=false, notify=None, deadline=None, paths=None, cold=false,
-        coalesce=None))]
+        coalesce=None, trace=None))]
     fn write_pages(
         &self,
         py: Python<'_>,
@@ -221,11 +225,12 @@ impl Peer {
         paths: Any<'_, '_>,
         cold: bool,
         coalesce: Option<&str>,
+        trace: Option<&str>,
     ) -> PyResult<Operation> {
         let peer = self.get()?;
         let from = pages(src_pages, src_stride, src_offset, "src_pages")?;
         let to = pages(dst_pages, dst_stride, dst_offset, "dst_pages")?;
-        let options = write_options(imm, notify, deadline, paths, cold, coalesce, imm_per_request)?;
+        let options = write_options(imm, notify, deadline, paths, cold, coalesce, imm_per_request, trace)?;
         let (src, dst) = (src.get().get()?, dst.get().get()?);
         submitted(py.detach(|| peer.write_pages_with(src, from, dst, to, page, &options)))
     }
@@ -234,7 +239,7 @@ impl Peer {
     /// `write_pages`.
     #[pyo3(signature = (dst, dst_pages, src, src_pages, page, *, dst_stride=None, dst_offset=0, src_stride=None,
         src_offset=0, notify=None, deadline=None, paths=None, cold=false,
-        coalesce=None))]
+        coalesce=None, trace=None))]
     fn read_pages(
         &self,
         py: Python<'_>,
@@ -252,11 +257,12 @@ impl Peer {
         paths: Any<'_, '_>,
         cold: bool,
         coalesce: Option<&str>,
+        trace: Option<&str>,
     ) -> PyResult<Operation> {
         let peer = self.get()?;
         let to = pages(dst_pages, dst_stride, dst_offset, "dst_pages")?;
         let from = pages(src_pages, src_stride, src_offset, "src_pages")?;
-        let options = read_options(notify, deadline, paths, cold, coalesce)?;
+        let options = read_options(notify, deadline, paths, cold, coalesce, trace)?;
         let (dst, src) = (dst.get().get()?, src.get().get()?);
         submitted(py.detach(|| peer.read_pages_with(dst, to, src, from, page, &options)))
     }
@@ -264,7 +270,7 @@ impl Peer {
     /// Checks and plans a write of pages, to be posted many times. Arguments as in `write_pages`.
     #[pyo3(signature = (src, src_pages, dst, dst_pages, page, *, src_stride=None, src_offset=0, dst_stride=None,
         dst_offset=0, imm=None, imm_per_request=false, notify=None, deadline=None, paths=None, cold=false,
-        coalesce=None))]
+        coalesce=None, trace=None))]
     fn prepare_write_pages(
         &self,
         py: Python<'_>,
@@ -284,11 +290,12 @@ impl Peer {
         paths: Any<'_, '_>,
         cold: bool,
         coalesce: Option<&str>,
+        trace: Option<&str>,
     ) -> PyResult<PreparedTransfer> {
         let peer = self.get()?;
         let from = pages(src_pages, src_stride, src_offset, "src_pages")?;
         let to = pages(dst_pages, dst_stride, dst_offset, "dst_pages")?;
-        let options = write_options(imm, notify, deadline, paths, cold, coalesce, imm_per_request)?;
+        let options = write_options(imm, notify, deadline, paths, cold, coalesce, imm_per_request, trace)?;
         let (src, dst) = (src.get().get()?, dst.get().get()?);
         let prepared = py.detach(|| peer.prepare_write_pages(src, from, dst, to, page, &options));
         prepared.into_python().map(PreparedTransfer::new)
@@ -297,7 +304,7 @@ impl Peer {
     /// Checks and plans a read of pages, to be posted many times. Arguments as in `read_pages`.
     #[pyo3(signature = (dst, dst_pages, src, src_pages, page, *, dst_stride=None, dst_offset=0, src_stride=None,
         src_offset=0, notify=None, deadline=None, paths=None, cold=false,
-        coalesce=None))]
+        coalesce=None, trace=None))]
     fn prepare_read_pages(
         &self,
         py: Python<'_>,
@@ -315,11 +322,12 @@ impl Peer {
         paths: Any<'_, '_>,
         cold: bool,
         coalesce: Option<&str>,
+        trace: Option<&str>,
     ) -> PyResult<PreparedTransfer> {
         let peer = self.get()?;
         let to = pages(dst_pages, dst_stride, dst_offset, "dst_pages")?;
         let from = pages(src_pages, src_stride, src_offset, "src_pages")?;
-        let options = read_options(notify, deadline, paths, cold, coalesce)?;
+        let options = read_options(notify, deadline, paths, cold, coalesce, trace)?;
         let (dst, src) = (dst.get().get()?, src.get().get()?);
         let prepared = py.detach(|| peer.prepare_read_pages(dst, to, src, from, page, &options));
         prepared.into_python().map(PreparedTransfer::new)
@@ -329,7 +337,7 @@ impl Peer {
     /// pieces, in the order of the transfer; `None` takes all.
     #[pyo3(signature = (local, remote, *, local_selection=None, remote_selection=None, imm=None, notify=None,
         deadline=None, paths=None, cold=false,
-        coalesce=None))]
+        coalesce=None, trace=None))]
     fn write_list(
         &self,
         py: Python<'_>,
@@ -343,11 +351,12 @@ impl Peer {
         paths: Any<'_, '_>,
         cold: bool,
         coalesce: Option<&str>,
+        trace: Option<&str>,
     ) -> PyResult<Operation> {
         let peer = self.get()?;
         let from = Selected::of(local_selection, "local_selection")?;
         let to = Selected::of(remote_selection, "remote_selection")?;
-        let options = write_options(imm, notify, deadline, paths, cold, coalesce, false)?;
+        let options = write_options(imm, notify, deadline, paths, cold, coalesce, false, trace)?;
         let (local, remote) = (local.get(), remote.get());
         let submit = || {
             let (local, remote) = (local.lock()?, remote.lock()?);
@@ -359,7 +368,7 @@ impl Peer {
     /// Reads the pieces of a remote list to those of a local list, one by one. Arguments as in `write_list`.
     #[pyo3(signature = (local, remote, *, local_selection=None, remote_selection=None, notify=None, deadline=None,
         paths=None, cold=false,
-        coalesce=None))]
+        coalesce=None, trace=None))]
     fn read_list(
         &self,
         py: Python<'_>,
@@ -372,11 +381,12 @@ impl Peer {
         paths: Any<'_, '_>,
         cold: bool,
         coalesce: Option<&str>,
+        trace: Option<&str>,
     ) -> PyResult<Operation> {
         let peer = self.get()?;
         let to = Selected::of(local_selection, "local_selection")?;
         let from = Selected::of(remote_selection, "remote_selection")?;
-        let options = read_options(notify, deadline, paths, cold, coalesce)?;
+        let options = read_options(notify, deadline, paths, cold, coalesce, trace)?;
         let (local, remote) = (local.get(), remote.get());
         let submit = || {
             let (local, remote) = (local.lock()?, remote.lock()?);
@@ -388,7 +398,7 @@ impl Peer {
     /// Checks and plans a write of lists, to be posted many times. Arguments as in `write_list`.
     #[pyo3(signature = (local, remote, *, local_selection=None, remote_selection=None, imm=None, notify=None,
         deadline=None, paths=None, cold=false,
-        coalesce=None))]
+        coalesce=None, trace=None))]
     fn prepare_write_list(
         &self,
         py: Python<'_>,
@@ -402,11 +412,12 @@ impl Peer {
         paths: Any<'_, '_>,
         cold: bool,
         coalesce: Option<&str>,
+        trace: Option<&str>,
     ) -> PyResult<PreparedTransfer> {
         let peer = self.get()?;
         let from = Selected::of(local_selection, "local_selection")?;
         let to = Selected::of(remote_selection, "remote_selection")?;
-        let options = write_options(imm, notify, deadline, paths, cold, coalesce, false)?;
+        let options = write_options(imm, notify, deadline, paths, cold, coalesce, false, trace)?;
         let (local, remote) = (local.get(), remote.get());
         let prepare = || {
             let (local, remote) = (local.lock()?, remote.lock()?);
@@ -418,7 +429,7 @@ impl Peer {
     /// Checks and plans a read of lists, to be posted many times. Arguments as in `read_list`.
     #[pyo3(signature = (local, remote, *, local_selection=None, remote_selection=None, notify=None, deadline=None,
         paths=None, cold=false,
-        coalesce=None))]
+        coalesce=None, trace=None))]
     fn prepare_read_list(
         &self,
         py: Python<'_>,
@@ -431,11 +442,12 @@ impl Peer {
         paths: Any<'_, '_>,
         cold: bool,
         coalesce: Option<&str>,
+        trace: Option<&str>,
     ) -> PyResult<PreparedTransfer> {
         let peer = self.get()?;
         let to = Selected::of(local_selection, "local_selection")?;
         let from = Selected::of(remote_selection, "remote_selection")?;
-        let options = read_options(notify, deadline, paths, cold, coalesce)?;
+        let options = read_options(notify, deadline, paths, cold, coalesce, trace)?;
         let (local, remote) = (local.get(), remote.get());
         let prepare = || {
             let (local, remote) = (local.lock()?, remote.lock()?);
@@ -472,15 +484,18 @@ impl Peer {
     }
 
     /// Delivers bytes to the peer's `Fabric.notifications()`. They need no registered memory.
-    #[pyo3(signature = (data, *, deadline=None, paths=None))]
+    #[pyo3(signature = (data, *, deadline=None, paths=None, trace=None))]
     fn notify(
         &self,
         data: &Bound<'_, PyAny>,
         deadline: Option<f64>,
         paths: Any<'_, '_>,
+        trace: Option<&str>,
     ) -> PyResult<Operation> {
         let bytes = bytes_like(data, "data")?;
-        submitted(self.get()?.notify_with(&bytes, &send_options(None, deadline, paths)?))
+        let mut options = send_options(None, deadline, paths)?;
+        options.trace = trace_context(trace)?;
+        submitted(self.get()?.notify_with(&bytes, &options))
     }
 
     /// The arrivals of one imm from this peer.
@@ -535,7 +550,7 @@ impl Peer {
         paths: Any<'_, '_>,
     ) -> PyResult<Explanation> {
         let range = src.get().range(src_offset, length)?;
-        let options = write_options(imm, None, None, paths, false, None, false)?;
+        let options = write_options(imm, None, None, paths, false, None, false, None)?;
         let explained =
             self.get()?.explain_write(src.get().get()?, range, dst.get().get()?, dst_offset, &options);
         explained.into_python().map(Explanation)
@@ -553,7 +568,7 @@ impl Peer {
         paths: Any<'_, '_>,
     ) -> PyResult<Explanation> {
         let range = dst.get().range(dst_offset, length)?;
-        let options = read_options(None, None, paths, false, None)?;
+        let options = read_options(None, None, paths, false, None, None)?;
         let explained =
             self.get()?.explain_read(dst.get().get()?, range, src.get().get()?, src_offset, &options);
         explained.into_python().map(Explanation)
@@ -572,7 +587,7 @@ impl Peer {
         paths: Any<'_, '_>,
     ) -> PyResult<Explanation> {
         let (from, to) = (pages(src_pages, None, 0, "src_pages")?, pages(dst_pages, None, 0, "dst_pages")?);
-        let options = write_options(imm, None, None, paths, false, None, false)?;
+        let options = write_options(imm, None, None, paths, false, None, false, None)?;
         let explained =
             self.get()?.explain_write_pages(src.get().get()?, from, dst.get().get()?, to, page, &options);
         explained.into_python().map(Explanation)

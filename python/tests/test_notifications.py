@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import subprocess
+import sys
 import time
 
 import pytest
@@ -22,6 +24,88 @@ def test_an_imm_arrives_after_the_bytes(pair: Pair) -> None:
         assert dst.read_bytes() == pattern(1 << 20, round_)
         operation.wait(LIMIT)
     assert counter.count == 20
+
+
+TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+
+
+def test_a_notification_takes_the_trace_along(pair: Pair) -> None:
+    src, _, remote = pair.regions(1 << 20)
+    arriving = pair.b.notifications()
+    for transfer in (
+        lambda trace: pair.ab.notify(b"", trace=trace),
+        lambda trace: pair.ab.write(src, remote, notify=b"", trace=trace),
+        lambda trace: pair.ab.write(src, remote, 64, notify=b"", trace=trace),
+        lambda trace: pair.ab.read(src, remote, notify=b"", trace=trace),
+        lambda trace: pair.ab.write_pages(src, [1, 0], remote, [0, 1], 4096, notify=b"", trace=trace),
+        lambda trace: pair.ab.prepare_write_pages(
+            src, [1, 0], remote, [0, 1], 4096, notify=b"", trace=trace
+        ).post(),
+    ):
+        for trace in (TRACE, None):
+            transfer(trace).wait(LIMIT)
+            assert arriving.next().wait(LIMIT).trace == trace
+    pair.ab.write(src, remote, 64, trace=TRACE).wait(LIMIT)
+    for wrong in ("", "00-" + "0" * 32 + "-00f067aa0ba902b7-01", TRACE.upper(), TRACE + "-more"):
+        with pytest.raises(multirail.InvalidRequest, match="traceparent"):
+            pair.ab.write(src, remote, 64, trace=wrong)
+    assert arriving.try_next() is None
+
+
+EXPORT = f"""
+import http.server, sys, threading
+import multirail
+
+bodies = []
+
+class Collector(http.server.BaseHTTPRequestHandler):
+    def do_POST(self):
+        bodies.append((self.path, self.rfile.read(int(self.headers["Content-Length"]))))
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_):
+        pass
+
+server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Collector)
+threading.Thread(target=server.serve_forever, daemon=True).start()
+endpoint = f"http://127.0.0.1:{{server.server_port}}/v1/traces"
+with multirail.SpanExporter(endpoint, "prefill") as exporter:
+    try:
+        multirail.SpanExporter(endpoint, "again")
+        sys.exit("a second exporter")
+    except multirail.Busy:
+        pass
+    with multirail.Fabric("loopback") as fabric:
+        peer, _ = fabric.connect_local(fabric)
+        src, dst = fabric.alloc(8 << 20), fabric.alloc(8 << 20, "write")
+        peer.write(src, peer.import_region(dst.descriptor()), trace="{TRACE}").wait(30)
+    exporter.flush()
+    path, spans = bodies[0]
+    assert path == "/v1/traces", path
+    trace, parent = (bytes.fromhex(part) for part in "{TRACE}".split("-")[1:3])
+    assert b"prefill" in spans and b"transfer" in spans and trace in spans and parent in spans
+exporter.close()
+try:
+    exporter.flush()
+    sys.exit("flushed after its end")
+except multirail.Closed:
+    pass
+try:
+    multirail.SpanExporter("https://127.0.0.1", "a")
+    sys.exit("no error")
+except multirail.InvalidRequest:
+    pass
+print("exported")
+"""
+
+
+def test_transfers_are_spans_of_a_collector() -> None:
+    # A process has one exporter.
+    ran = subprocess.run(
+        [sys.executable, "-c", EXPORT], capture_output=True, text=True, timeout=LIMIT, check=False
+    )
+    assert (ran.stdout, ran.stderr, ran.returncode) == ("exported\n", "", 0)
 
 
 def test_a_notification_leads_to_its_peer(pair: Pair) -> None:

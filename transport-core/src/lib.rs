@@ -83,9 +83,11 @@ mod pool;
 mod prepared;
 mod region;
 mod remote;
+mod span_link;
 mod striping;
 #[cfg(test)]
 mod tests;
+mod trace_context;
 
 pub use catalogue::{Catalogue, RemoteCatalogue};
 #[cfg(feature = "tls")]
@@ -124,6 +126,7 @@ pub use pool::{NextMessage, RecvPool};
 pub use prepared::PreparedTransfer;
 pub use region::Region;
 pub use remote::RemoteRegion;
+pub use span_link::{SpanLink, set_span_link};
 #[cfg(unix)]
 pub use spi::DmaBuf;
 pub use spi::{
@@ -131,3 +134,4 @@ pub use spi::{
     MemoryKind, Paths, Result, Signal, StagingPolicy, SystemClock, Time, VirtualClock, WakeupHandle,
     WakeupPipe, copy,
 };
+pub use trace_context::TraceContext;

@@ -14,15 +14,17 @@ use crate::engine::peer::{CheckedRange, Link};
 use crate::engine::plan::{ListPlan, PieceRule, Shape};
 use crate::engine::{OnEnd, SharedState, Submission, Work};
 use crate::list::plan;
+use crate::notifications::NotificationBytes;
 use crate::options::{PER_WR_UNIT, ReadOptions, SendOptions, WriteOptions};
 use crate::outgoing::Outgoing;
 use crate::pages::Pages;
 use crate::prepared::{Part, PreparedTransfer};
+use crate::span_link::{TracedTransfer, parent};
 use crate::spi::{Capabilities, Operations, WorkKind};
 use crate::striping::{OpSlot, OpSlots};
 use crate::{
     Access, Error, ErrorKind, ImmMode, LocalList, Op, PathPolicy, Peer, Region, RemoteList, RemoteRegion,
-    Result, Selection, Time, Trigger,
+    Result, Selection, Time, TraceContext, Trigger,
 };
 
 /// When an operation was submitted, its trigger, and its deadline.
@@ -67,8 +69,8 @@ impl Peer {
         options: &WriteOptions,
     ) -> Result<Op> {
         let (link, span) = self.check_write(src, range, dst, offset, options, "write")?;
-        if options.notification.is_some() {
-            return self.write_and_notify(link, src, dst, span, options);
+        if options.extras.is_some() {
+            return self.write_with_extras(link, src, dst, span, options);
         }
         if options.may_run_at_once()
             && let Some(op) =
@@ -121,7 +123,7 @@ impl Peer {
 
     #[cold]
     #[inline(never)]
-    fn write_and_notify(
+    fn write_with_extras(
         &self,
         link: &Link,
         src: &Region,
@@ -139,7 +141,7 @@ impl Peer {
             let work = self.work(WorkKind::Write, shape, src, dst, options)?;
             Ok(vec![Part { transport: dst.0.transport, work }])
         };
-        self.submit_and_notify(parts, Some(&direct), options, "write")
+        self.submit_with_extras(parts, Some(&direct), options, "write")
     }
 
     /// Delivers immediate data without bytes.
@@ -183,9 +185,9 @@ impl Peer {
         options: &WriteOptions,
     ) -> Result<Op> {
         let (link, work) = self.plan_write_pages(src, from.into(), dst, to.into(), page, options)?;
-        if options.notification.is_some() {
+        if options.extras.is_some() {
             let parts = vec![Part { transport: dst.0.transport, work }];
-            return self.submit_and_notify(|| Ok(parts), None, options, "write_pages");
+            return self.submit_with_extras(|| Ok(parts), None, options, "write_pages");
         }
         self.submit_when(link, work, options.trigger.as_ref(), options.deadline, "write_pages")
     }
@@ -261,9 +263,9 @@ impl Peer {
         options: &ReadOptions,
     ) -> Result<Op> {
         let (link, work) = self.plan_read_pages(dst, to.into(), src, from.into(), page, options)?;
-        if options.notification.is_some() {
+        if options.extras.is_some() {
             let parts = vec![Part { transport: src.0.transport, work }];
-            return self.submit_and_notify(|| Ok(parts), None, &options.as_write(), "read_pages");
+            return self.submit_with_extras(|| Ok(parts), None, &options.as_write(), "read_pages");
         }
         self.submit_when(link, work, options.trigger.as_ref(), options.deadline, "read_pages")
     }
@@ -368,7 +370,7 @@ impl Peer {
         options: &ReadOptions,
     ) -> Result<Op> {
         let (link, span) = self.check_read(dst, range, src, offset, options)?;
-        if options.notification.is_some() {
+        if options.extras.is_some() {
             let options = options.as_write();
             let parts = || {
                 let work = self.work(WorkKind::Read, cut_read(link, span)?, dst, src, &options)?;
@@ -379,7 +381,7 @@ impl Peer {
                 let direct = link.try_direct(&dst.0, &src.0, span, WorkKind::Read, None, locality);
                 direct.or_else(|| link.try_direct_device_memory(&dst.0, &src.0, span, WorkKind::Read, None))
             };
-            return self.submit_and_notify(parts, Some(&direct), &options, "read");
+            return self.submit_with_extras(parts, Some(&direct), &options, "read");
         }
         if options.may_run_at_once() {
             if let Some(op) = link.try_direct(&dst.0, &src.0, span, WorkKind::Read, None, options.locality) {
@@ -438,8 +440,8 @@ impl Peer {
     ) -> Result<Op> {
         let (local, remote) = ((local, local_selection.into()), (remote, remote_selection.into()));
         let parts = plan(self, WorkKind::Write, local, remote, options)?;
-        if options.notification.is_some() {
-            return self.submit_and_notify(|| Ok(parts), None, options, "write_list");
+        if options.extras.is_some() {
+            return self.submit_with_extras(|| Ok(parts), None, options, "write_list");
         }
         self.submit_parts(parts, options.trigger.as_ref(), options.deadline, "write_list", None)
     }
@@ -459,8 +461,8 @@ impl Peer {
         let (local, remote) = ((local, local_selection.into()), (remote, remote_selection.into()));
         let options = options.as_write();
         let parts = plan(self, WorkKind::Read, local, remote, &options)?;
-        if options.notification.is_some() {
-            return self.submit_and_notify(|| Ok(parts), None, &options, "read_list");
+        if options.extras.is_some() {
+            return self.submit_with_extras(|| Ok(parts), None, &options, "read_list");
         }
         self.submit_parts(parts, options.trigger.as_ref(), options.deadline, "read_list", None)
     }
@@ -508,6 +510,9 @@ impl Peer {
 
     /// As [`Peer::send`], with options.
     pub fn send_with(&self, src: &Region, range: Range<usize>, options: &SendOptions) -> Result<Op> {
+        if let Some(trace) = options.trace {
+            return self.send_traced(src, range, options, trace);
+        }
         let (link, span) = self.check_send(src, range, options)?;
         let start = src.0.start().wrapping_add(span.local as usize);
         if src.0.device_memory_mask == 0
@@ -516,6 +521,19 @@ impl Peer {
             return Ok(op);
         }
         self.submit(link, message(src, span, options.imm), options.deadline, "send")
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn send_traced(
+        &self,
+        src: &Region,
+        range: Range<usize>,
+        options: &SendOptions,
+        trace: TraceContext,
+    ) -> Result<Op> {
+        let _transfer = TracedTransfer::begin(Some(trace), "send", Some(self.0.id.number()));
+        self.send_with(src, range, &SendOptions { trace: None, ..options.clone() })
     }
 
     /// Delivers bytes to the peer, who takes them from [`Fabric::notifications`](crate::Fabric::notifications): up to
@@ -543,10 +561,12 @@ impl Peer {
             let why = "a notification carries no imm; put its bits into the bytes, or call write_imm too";
             return Err(Error::new(ErrorKind::InvalidRequest, "notify", why));
         }
-        if Outgoing::try_short(self, bytes, options.path_policy)? {
+        let transfer = TracedTransfer::begin(options.trace, "notify", Some(self.0.id.number()));
+        let content = NotificationBytes::new(bytes, transfer.context());
+        if Outgoing::try_short(self, &content, options.path_policy)? {
             return Ok(Op::without_receipt(bytes.len() as u64));
         }
-        Ok(Outgoing::prepare(self, bytes, options.path_policy, "notify")?.send(options.deadline))
+        Ok(Outgoing::prepare(self, &content, options.path_policy, "notify")?.send(options.deadline))
     }
 
     /// Touches every rail to this peer, so that the first operation later costs no more than the ones after it. A
@@ -795,26 +815,36 @@ impl Peer {
         Ok(self.submit_with(slots, work, times, operation))
     }
 
-    /// Submits the parts of an operation as one, and the notification of `options`, which begins once all parts have
-    /// succeeded. `direct`, if there is one, may run all of it at once, if there is no trigger.
+    /// Submits the parts of an operation as one, in the span of the trace that `options` name. If they have a
+    /// notification, it begins once all parts have succeeded. `direct`, if there is one, may run all of it at once, if
+    /// there is no trigger.
     #[cold]
     #[inline(never)]
-    pub(crate) fn submit_and_notify(
+    pub(crate) fn submit_with_extras(
         &self,
         parts: impl FnOnce() -> Result<Vec<Part>>,
         direct: Option<&dyn Fn() -> Option<Op>>,
         options: &WriteOptions,
         operation: &'static str,
     ) -> Result<Op> {
-        let bytes = options.notification.as_deref().map_or(&[][..], Vec::as_slice);
+        let trace = options.extras.as_deref().and_then(|extras| extras.trace);
+        let transfer = TracedTransfer::begin(trace, operation, Some(self.0.id.number()));
         let direct = direct.filter(|_| options.may_run_at_once());
+        let Some(bytes) = options.notification() else {
+            if let Some(done) = direct.and_then(|direct| direct()) {
+                return Ok(done);
+            }
+            return self.submit_parts(parts()?, options.trigger.as_ref(), options.deadline, operation, None);
+        };
+        let content = NotificationBytes::new(bytes, transfer.context());
         let limits = (options.path_policy, options.deadline);
         if let Some(direct) = direct
-            && let Some(done) = Outgoing::try_at_once(self, bytes, limits, operation, direct)?
+            && let Some(done) = Outgoing::try_at_once(self, &content, limits, operation, direct)?
         {
             return Ok(done);
         }
-        let (parts, outgoing) = (parts()?, Outgoing::prepare(self, bytes, options.path_policy, operation)?);
+        let (parts, outgoing) =
+            (parts()?, Outgoing::prepare(self, &content, options.path_policy, operation)?);
         if let Some(op) = direct.and_then(|direct| direct()) {
             return Ok(if op.has_succeeded_at_once() {
                 outgoing.send_after(op, options.deadline)
@@ -914,7 +944,7 @@ impl Peer {
         Op::pending(Arc::clone(&link.engine), id)
     }
 
-    /// The tracing span of the operation's events, a child of the caller's span.
+    /// The tracing span of the operation's events, a child of its transfer's or of the caller's span.
     #[inline]
     fn span(
         &self,
@@ -927,7 +957,8 @@ impl Peer {
             return None;
         }
         let (peer, bytes) = (self.0.id.number(), work.bytes());
-        let span = tracing::debug_span!("operation", op = %id, transport, operation, peer, bytes);
+        let span =
+            tracing::debug_span!(parent: parent(), "operation", op = %id, transport, operation, peer, bytes);
         tracing::trace!(parent: &span, "submitted");
         Some(Box::new(span))
     }

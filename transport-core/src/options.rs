@@ -6,7 +6,9 @@ use std::time::Duration;
 use crate::engine::Work;
 use crate::engine::plan::Shape;
 use crate::spi::WorkKind;
-use crate::{CoalescePolicy, ImmMode, Locality, PathPolicy, Region, RemoteRegion, Signal, Trigger};
+use crate::{
+    CoalescePolicy, ImmMode, Locality, PathPolicy, Region, RemoteRegion, Signal, TraceContext, Trigger,
+};
 
 /// The bytes per work request of a single write with [`ImmMode::PerWr`]. The number is fixed, so that the receiver can
 /// compute the number of imms from the length alone.
@@ -16,6 +18,22 @@ pub(crate) const PER_WR_UNIT: u64 = 1 << 20;
 /// one.
 pub fn imm_count(len: u64) -> u64 {
     len.div_ceil(PER_WR_UNIT).max(1)
+}
+
+/// What few operations have. Behind one thin pointer, because options are moved a lot.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Extras {
+    /// Bytes for the target, once the operation has succeeded.
+    pub notification: Option<Vec<u8>>,
+    /// The span that the operation is a child of.
+    pub trace: Option<TraceContext>,
+}
+
+impl Extras {
+    /// Those of options, to be changed.
+    fn of(extras: &mut Option<Arc<Self>>) -> &mut Self {
+        Arc::make_mut(extras.get_or_insert_default())
+    }
 }
 
 /// Options of writes.
@@ -38,8 +56,7 @@ pub struct WriteOptions {
     pub no_replay: bool,
     /// Whether small pages share work requests: [`WriteOptions::coalesce`].
     pub coalesce: Option<CoalescePolicy>,
-    /// Bytes for the target, once the operation has succeeded. Behind a thin pointer, because options are moved a lot.
-    pub(crate) notification: Option<Arc<Vec<u8>>>,
+    pub(crate) extras: Option<Arc<Extras>>,
 }
 
 impl WriteOptions {
@@ -59,7 +76,7 @@ impl WriteOptions {
         path_policy: PathPolicy::ANY,
         no_replay: false,
         coalesce: None,
-        notification: None,
+        extras: None,
     };
 
     /// No imm, the default deadline.
@@ -135,8 +152,23 @@ impl WriteOptions {
     /// The operation resolves once the notification is delivered too, and its outcome does not count it. Its deadline
     /// covers both.
     pub fn notify(mut self, bytes: impl Into<Vec<u8>>) -> Self {
-        self.notification = Some(Arc::new(bytes.into()));
+        Extras::of(&mut self.extras).notification = Some(bytes.into());
         self
+    }
+
+    /// Makes the operation a child of a span of a distributed trace: of the request that it is a part of. The operation's
+    /// spans say so, and its notification takes the context along ([`Notification::trace`](crate::Notification::trace)).
+    ///
+    /// The span is named `transfer`, at level debug. It ends with the operation. Without a call of this function, the
+    /// operation's span is a child of the current span of `tracing`.
+    pub fn trace(mut self, parent: TraceContext) -> Self {
+        Extras::of(&mut self.extras).trace = Some(parent);
+        self
+    }
+
+    /// The bytes for the target, if there are any.
+    pub(crate) fn notification(&self) -> Option<&[u8]> {
+        self.extras.as_deref()?.notification.as_deref()
     }
 
     pub(crate) fn work(&self, shape: Shape, local: &Region, remote: &RemoteRegion) -> Work {
@@ -169,8 +201,7 @@ pub struct ReadOptions {
     pub no_replay: bool,
     /// Whether small pages share work requests: [`WriteOptions::coalesce`].
     pub coalesce: Option<CoalescePolicy>,
-    /// As in [`WriteOptions`].
-    pub(crate) notification: Option<Arc<Vec<u8>>>,
+    pub(crate) extras: Option<Arc<Extras>>,
 }
 
 impl ReadOptions {
@@ -218,7 +249,13 @@ impl ReadOptions {
     /// Delivers `bytes` to the target after all bytes of the operation have been read, so that the target may use their
     /// memory for something else: see [`WriteOptions::notify`].
     pub fn notify(mut self, bytes: impl Into<Vec<u8>>) -> Self {
-        self.notification = Some(Arc::new(bytes.into()));
+        Extras::of(&mut self.extras).notification = Some(bytes.into());
+        self
+    }
+
+    /// As [`WriteOptions::trace`].
+    pub fn trace(mut self, parent: TraceContext) -> Self {
+        Extras::of(&mut self.extras).trace = Some(parent);
         self
     }
 
@@ -237,7 +274,7 @@ impl ReadOptions {
             path_policy: self.path_policy,
             no_replay: self.no_replay,
             coalesce: self.coalesce,
-            notification: self.notification.clone(),
+            extras: self.extras.clone(),
             ..WriteOptions::DEFAULT
         }
     }
@@ -253,6 +290,8 @@ pub struct SendOptions {
     pub deadline: Option<Duration>,
     /// The paths that the bytes may take, of those that the fabric and the peer allow.
     pub path_policy: PathPolicy,
+    /// The span that the operation is a child of: [`SendOptions::trace`].
+    pub trace: Option<TraceContext>,
 }
 
 impl SendOptions {
@@ -264,6 +303,13 @@ impl SendOptions {
     /// As [`WriteOptions::path_policy`].
     pub fn path_policy(mut self, policy: PathPolicy) -> Self {
         self.path_policy = policy;
+        self
+    }
+
+    /// As [`WriteOptions::trace`]. A notification takes the context along, a message of [`Peer::send_with`](crate::Peer::send_with)
+    /// does not.
+    pub fn trace(mut self, parent: TraceContext) -> Self {
+        self.trace = Some(parent);
         self
     }
 

@@ -9,7 +9,7 @@ use crate::engine::peer::{CheckedRange, Link};
 use crate::engine::{Control, EngineHandle, OnEnd, SharedState, Work};
 use crate::fabric::FabricInner;
 use crate::notifications::{
-    Header, HeldBlocks, MAX_EARLY, MAX_LEN, Notifier, Outbox, PAYLOAD, no_notifications,
+    Header, HeldBlocks, MAX_EARLY, MAX_LEN, NotificationBytes, Notifier, Outbox, PAYLOAD, no_notifications,
 };
 use crate::operations::message;
 use crate::peer::PeerInner;
@@ -31,7 +31,10 @@ struct Shipment {
     peer: Weak<PeerInner>,
     engine: Arc<EngineHandle>,
     outbox: Arc<Outbox>,
+    /// The bytes of the notification, and what its fragments carry: its trace context, too.
     len: usize,
+    on_wire: usize,
+    is_traced: bool,
     /// Whether this is no notification, but a message that tells the floor.
     tells_floor: bool,
     state: Mutex<ShipmentState>,
@@ -46,7 +49,7 @@ struct ShipmentState {
     ended: Vec<bool>,
 }
 
-/// The longest notification that the calling thread sends from its stack, in bytes.
+/// The longest notification that the calling thread sends from its stack, in bytes with its trace context.
 const SHORT: usize = 232;
 
 impl<'a> Outgoing<'a> {
@@ -55,17 +58,17 @@ impl<'a> Outgoing<'a> {
     /// [`Peer::notify`].
     pub fn try_at_once(
         peer: &'a Peer,
-        bytes: &[u8],
+        content: &NotificationBytes<'_>,
         (policy, deadline): (PathPolicy, Option<Duration>),
         operation: &'static str,
         transfer: impl FnOnce() -> Option<Op>,
     ) -> Result<Option<Op>> {
-        let Some(link) = Self::link_for_short(peer, bytes, policy, operation)? else { return Ok(None) };
+        let Some(link) = Self::link_for_short(peer, content, policy, operation)? else { return Ok(None) };
         let Some(op) = transfer() else { return Ok(None) };
-        if !op.has_succeeded_at_once() || send_short(peer, link, bytes) {
+        if !op.has_succeeded_at_once() || send_short(peer, link, content) {
             return Ok(Some(op));
         }
-        Ok(Some(match Self::prepare(peer, bytes, policy, operation) {
+        Ok(Some(match Self::prepare(peer, content, policy, operation) {
             Ok(outgoing) => outgoing.send_after(op, deadline),
             // The bytes have moved, so the call has not failed: the operation has.
             Err(error) => Op::and_then_quietly(op, [Op::ready(Err(error))]),
@@ -74,21 +77,22 @@ impl<'a> Outgoing<'a> {
 
     /// Sends a short notification in the calling thread. Returns false if that is not possible. The errors are those of
     /// [`Peer::notify`].
-    pub fn try_short(peer: &'a Peer, bytes: &[u8], policy: PathPolicy) -> Result<bool> {
-        let link = Self::link_for_short(peer, bytes, policy, "notify")?;
-        Ok(link.is_some_and(|link| send_short(peer, link, bytes)))
+    pub fn try_short(peer: &'a Peer, content: &NotificationBytes<'_>, policy: PathPolicy) -> Result<bool> {
+        let link = Self::link_for_short(peer, content, policy, "notify")?;
+        Ok(link.is_some_and(|link| send_short(peer, link, content)))
     }
 
     /// The link for a short notification that the calling thread sends, if the direct path is open. If it closes before the
     /// notification is sent, the notification needs memory, so this checks that there is some.
     fn link_for_short(
         peer: &'a Peer,
-        bytes: &[u8],
+        content: &NotificationBytes<'_>,
         policy: PathPolicy,
         operation: &'static str,
     ) -> Result<Option<&'a Link>> {
-        let (fabric, link) = Self::check(peer, bytes.len(), policy, operation)?;
-        if bytes.len() > SHORT || link.message_path((Header::LEN + bytes.len()) as u64).is_none() {
+        let (fabric, link) = Self::check(peer, content, policy, operation)?;
+        let len = content.on_wire().len();
+        if len > SHORT || link.message_path((Header::LEN + len) as u64).is_none() {
             return Ok(None);
         }
         notifier_of(&fabric, operation)?.outbox.check_room(peer.id(), 1, operation)?;
@@ -98,23 +102,23 @@ impl<'a> Outgoing<'a> {
     /// Checks a notification, and takes memory and slots for it. The errors are those of [`Peer::notify`].
     pub fn prepare(
         peer: &'a Peer,
-        bytes: &[u8],
+        content: &NotificationBytes<'_>,
         policy: PathPolicy,
         operation: &'static str,
     ) -> Result<Self> {
-        let (fabric, link) = Self::check(peer, bytes.len(), policy, operation)?;
+        let (fabric, link) = Self::check(peer, content, policy, operation)?;
         let notifier = notifier_of(&fabric, operation)?;
-        let blocks = notifier.outbox.take(peer.id(), fragments(bytes.len()), operation)?;
-        for (fragment, payload) in bytes.chunks(PAYLOAD).enumerate() {
+        let blocks = notifier.outbox.take(peer.id(), fragments(content.on_wire().len()), operation)?;
+        for (fragment, payload) in content.on_wire().chunks(PAYLOAD).enumerate() {
             notifier.outbox.region().copy_in(blocks.offset(fragment) + Header::LEN, payload)?;
         }
-        Self::with_blocks(peer, link, blocks, bytes.len(), false, operation)
+        Self::with_blocks(peer, link, blocks, Some(content), operation)
     }
 
-    /// Checks a notification of `len` bytes. Returns the fabric, and the link that will carry the notification.
+    /// Checks a notification. Returns the fabric, and the link that will carry the notification.
     fn check(
         peer: &'a Peer,
-        len: usize,
+        content: &NotificationBytes<'_>,
         policy: PathPolicy,
         operation: &'static str,
     ) -> Result<(Arc<FabricInner>, &'a Link)> {
@@ -122,12 +126,12 @@ impl<'a> Outgoing<'a> {
         let fabric = peer.0.context.fabric.upgrade().ok_or_else(|| no_notifications(operation))?;
         notifier_of(&fabric, operation)?;
         let link = companion(peer, peer.path_policy().and(policy), operation)?;
-        if len > MAX_LEN {
-            let why = format!("a notification has at most {MAX_LEN} bytes, and this one {len}");
+        if content.len() > MAX_LEN {
+            let why = format!("a notification has at most {MAX_LEN} bytes, and this one {}", content.len());
             return Err(Error::new(ErrorKind::TooLarge, operation, why));
         }
         // The peer keeps those that overtake others, but not any number.
-        if peer.0.context.send_sequence().under_way() + fragments(len) > MAX_EARLY / 2 {
+        if peer.0.context.send_sequence().under_way() + fragments(content.on_wire().len()) > MAX_EARLY / 2 {
             let why = "too many notifications to this peer are under way behind one that has not ended; await some of them";
             return Err(Error::new(ErrorKind::Busy, operation, why));
         }
@@ -138,8 +142,7 @@ impl<'a> Outgoing<'a> {
         peer: &'a Peer,
         link: &'a Link,
         blocks: HeldBlocks,
-        len: usize,
-        tells_floor: bool,
+        content: Option<&NotificationBytes<'_>>,
         operation: &'static str,
     ) -> Result<Self> {
         let fragments = blocks.len();
@@ -148,8 +151,10 @@ impl<'a> Outgoing<'a> {
             peer: Arc::downgrade(&peer.0),
             engine: Arc::clone(&link.engine),
             outbox: Arc::clone(&blocks.outbox),
-            len,
-            tells_floor,
+            len: content.map_or(0, NotificationBytes::len),
+            on_wire: content.map_or(0, |content| content.on_wire().len()),
+            is_traced: content.is_some_and(NotificationBytes::is_traced),
+            tells_floor: content.is_none(),
             state: Mutex::new(ShipmentState { blocks, first: None, ended: vec![false; fragments] }),
         });
         Ok(Self { peer, link, slots, shipment })
@@ -222,15 +227,16 @@ impl Shipment {
             if *ended {
                 sequence.end(number, false);
             }
-            let (offset, total) = ((fragment * PAYLOAD) as u32, self.len as u32);
-            state.write_header(fragment, Header { number, floor, offset, total });
+            let (offset, total) = ((fragment * PAYLOAD) as u32, self.on_wire as u32);
+            let header = Header { number, floor, offset, total, is_traced: self.is_traced };
+            state.write_header(fragment, header);
         }
     }
 
     /// The range of a fragment's message in the outbox's region.
     fn range(&self, fragment: usize) -> Range<usize> {
         let start = self.lock().blocks.offset(fragment);
-        let payload = self.len.saturating_sub(fragment * PAYLOAD).min(PAYLOAD);
+        let payload = self.on_wire.saturating_sub(fragment * PAYLOAD).min(PAYLOAD);
         start..start + Header::LEN + payload
     }
 
@@ -278,8 +284,8 @@ impl Shipment {
     /// Sends the peer a message without a fragment. It has no deadline, because nothing would repeat it.
     fn tell_floor(&self, peer: &Peer, block: HeldBlocks, floor: u64) -> Result<()> {
         let link = &peer.0.links[self.engine.group];
-        let mut outgoing = Outgoing::with_blocks(peer, link, block, 0, true, "notify")?;
-        let header = Header { number: 0, floor, offset: 0, total: Header::SKIP };
+        let mut outgoing = Outgoing::with_blocks(peer, link, block, None, "notify")?;
+        let header = Header::skip(floor);
         outgoing.shipment.lock().write_header(0, header);
         if let Some(slot) = outgoing.slots.pop() {
             let times = peer.times(None, Some(Duration::MAX));
@@ -302,7 +308,7 @@ impl ShipmentState {
     }
 }
 
-/// The number of fragments of a notification of `len` bytes.
+/// The number of fragments that carry `len` bytes.
 fn fragments(len: usize) -> usize {
     len.div_ceil(PAYLOAD).max(1)
 }
@@ -313,7 +319,8 @@ fn notifier_of<'a>(fabric: &'a FabricInner, operation: &'static str) -> Result<&
 
 /// Sends a short notification in the calling thread. Returns false if it was not sent: the direct path is closed, or the
 /// peer has no room, or is gone.
-fn send_short(peer: &Peer, link: &Link, bytes: &[u8]) -> bool {
+fn send_short(peer: &Peer, link: &Link, content: &NotificationBytes<'_>) -> bool {
+    let bytes = content.on_wire();
     let mut message = [0; Header::LEN + SHORT];
     let message = &mut message[..Header::LEN + bytes.len()];
     message[Header::LEN..].copy_from_slice(bytes);
@@ -321,7 +328,8 @@ fn send_short(peer: &Peer, link: &Link, bytes: &[u8]) -> bool {
     // Locked until the message is sent: if it is not sent, the next notification gets its number.
     let mut sequence = peer.0.context.send_sequence();
     let (number, floor) = sequence.begin(1);
-    let header = Header { number, floor, offset: 0, total: bytes.len() as u32 };
+    let (total, is_traced) = (bytes.len() as u32, content.is_traced());
+    let header = Header { number, floor, offset: 0, total, is_traced };
     message[..Header::LEN].copy_from_slice(&header.to_bytes());
     let result = link.run_message(WorkKind::Send, message.as_mut_ptr(), len, None);
     let is_sent = matches!(result, Some(Some(Ok(()))));

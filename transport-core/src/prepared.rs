@@ -80,8 +80,8 @@ impl PreparedTransfer {
         self.submit(None, &self.options.clone().when(signal, value))
     }
 
-    /// Submits the transfer, with another imm if there is one. Of the options only trigger, deadline and notification
-    /// matter: the rest is planned.
+    /// Submits the transfer, with another imm if there is one. Of the options only trigger, deadline, notification and
+    /// trace matter: the rest is planned.
     fn submit(&self, imm: Option<u32>, options: &WriteOptions) -> Result<Op> {
         self.check()?;
         let (peer, name) = (&self.peer, self.name());
@@ -90,10 +90,10 @@ impl PreparedTransfer {
             part.work.imm = imm.or(part.work.imm);
             part
         };
-        if options.notification.is_some() {
+        if options.extras.is_some() {
             let parts = self.parts.iter().map(with_imm).collect();
             let direct = || self.try_direct(imm);
-            return peer.submit_and_notify(|| Ok(parts), Some(&direct), options, name);
+            return peer.submit_with_extras(|| Ok(parts), Some(&direct), options, name);
         }
         let (trigger, deadline) = (options.trigger.as_ref(), options.deadline);
         if trigger.is_none()

@@ -83,6 +83,12 @@ impl LoopbackDomain {
         Ok(Self { inner: Arc::new(inner) })
     }
 
+    /// What the domain's parts share.
+    #[cfg(test)]
+    pub(crate) fn state(&self) -> &Arc<DomainState> {
+        &self.inner.state
+    }
+
     fn connected(&self, operation: &'static str, slot: PeerSlot) -> Result<Arc<Outbound>> {
         let peer = self.inner.state.peers.find(slot).filter(|peer| !peer.leaving);
         peer.and_then(|peer| peer.outbound).ok_or_else(|| {
@@ -195,6 +201,7 @@ impl Connector for LoopbackDomain {
             None => return Err(fail(ErrorKind::NotFound, "was never prepared; call `prepare` first")),
         }
         let outbound = Arc::new(Outbound::new(slot, locate(&offer)?));
+        let watched = Arc::clone(&outbound);
         let was_set = state.peers.update(slot, |peer| {
             let is_free = !peer.leaving && peer.outbound.is_none();
             if is_free {
@@ -207,7 +214,7 @@ impl Connector for LoopbackDomain {
         }
         state.wakeup.wake();
         if let Some(server) = self.inner.server.get() {
-            server.update_watched_peers();
+            server.watch(watched);
         }
         Ok(())
     }
@@ -244,7 +251,7 @@ impl Connector for LoopbackDomain {
             state.peers.remove(slot, &peer.inbound);
         }
         if let Some(server) = self.inner.server.get() {
-            server.update_watched_peers();
+            server.forget(peer.outbound);
         }
     }
 }

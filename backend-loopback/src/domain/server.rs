@@ -1,13 +1,15 @@
 //! The server thread of a domain: sends files to peers in other processes, and notices when those processes die.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use multirail_spi::{Error, ErrorKind, HostSharing, Memory, MemoryKind, Result, StagingPolicy, WakeupPipe};
-use rustix::event::{PollFd, PollFlags, Timespec};
+use multirail_spi::{
+    Error, ErrorKind, HostSharing, Memory, MemoryKind, Result, SharedRange, StagingPolicy, WakeupPipe,
+};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 
@@ -20,12 +22,19 @@ use crate::other_process::process::{self, PeerProcess};
 use crate::other_process::protocol::{self, RefusalReason, ServerReply, ServerRequest};
 #[cfg(target_os = "linux")]
 use crate::other_process::ptrace_permission;
-use crate::other_process::{ListeningSocket, OfferedSocket, PacketSocket, ServerSocket, gpu_memory};
+use crate::other_process::{ListeningSocket, OfferedSocket, PacketSocket, ServerSocket, WaitSet, gpu_memory};
 use crate::outbound::{Outbound, PeerLocation};
 use crate::segment::{Segment, mapping};
 
-/// Connections at once. At this number, connections that have not shown a token are dropped.
-const MAX_CONNECTIONS: usize = 1024;
+/// Connections at once that have not shown a token. At this number they are dropped.
+const MAX_STRANGERS: usize = 1024;
+
+/// The numbers under which the thread waits for its wakeup, its listener, and the end of a target's process. Smaller
+/// ones than [`PROCESS`] are those of connections.
+const WAKEUP: u64 = 0;
+const LISTENER: u64 = 1;
+const FIRST_CONNECTION: u64 = 2;
+const PROCESS: u64 = 1 << 63;
 
 /// Connections accepted per round, so that a process that connects in a loop cannot keep the thread from its other
 /// work or from its end. poll(2) reports the connections that are left.
@@ -42,28 +51,29 @@ pub(super) struct DomainServer {
     listening: Arc<ListeningSocket>,
     wakeup: Arc<WakeupPipe>,
     stop: Arc<AtomicBool>,
+    changes: Arc<Mutex<Vec<PeerChange>>>,
     thread: Option<JoinHandle<()>>,
+}
+
+/// What the thread must know of the peers.
+enum PeerChange {
+    /// This side has connected to a target. The thread watches the target's process.
+    Connected(Arc<Outbound>),
+    /// This side has disconnected a peer, after it has closed both halves. The connection to the target, if there was
+    /// one: its slot may be another peer's by now.
+    Left(Option<Arc<Outbound>>),
 }
 
 impl DomainServer {
     /// Starts a thread that serves `state`.
     pub(super) fn start(state: &Arc<DomainState>) -> Result<Self> {
-        let sharing = HostSharing::of_this_process()?;
-        let wakeup = Arc::new(WakeupPipe::new()?);
-        let listening = Arc::new(ListeningSocket::new(sharing, wakeup.clone())?);
-        let stop = Arc::new(AtomicBool::new(false));
-        let mut server = ServerLoop {
-            state: state.clone(),
-            wakeup: wakeup.clone(),
-            stop: stop.clone(),
-            sharing,
-            listening: listening.clone(),
-            connections: Vec::new(),
-        };
+        let mut server = ServerLoop::new(state)?;
+        let (listening, wakeup) = (server.listening.clone(), server.wakeup.clone());
+        let (stop, changes) = (server.stop.clone(), server.changes.clone());
         let thread = std::thread::Builder::new().name("multirail-lo".into()).spawn(move || server.run());
         let thread =
             thread.map_err(|e| Error::os("prepare", "starting a thread; raise the limit (ulimit -u)", e))?;
-        Ok(Self { listening, wakeup, stop, thread: Some(thread) })
+        Ok(Self { listening, wakeup, stop, changes, thread: Some(thread) })
     }
 
     /// Listens for the initiator of one offer more.
@@ -71,8 +81,18 @@ impl DomainServer {
         self.listening.offer()
     }
 
-    /// Makes the thread read the peer table again. The thread watches the processes of the peers in it.
-    pub(super) fn update_watched_peers(&self) {
+    /// This side has connected to a target. The thread watches for the death of the target's process.
+    pub(super) fn watch(&self, outbound: Arc<Outbound>) {
+        self.change(PeerChange::Connected(outbound));
+    }
+
+    /// This side has disconnected a peer, to which `outbound` was the connection.
+    pub(super) fn forget(&self, outbound: Option<Arc<Outbound>>) {
+        self.change(PeerChange::Left(outbound));
+    }
+
+    fn change(&self, change: PeerChange) {
+        self.changes.lock().unwrap_or_else(PoisonError::into_inner).push(change);
         self.wakeup.handle().wake();
     }
 }
@@ -97,7 +117,26 @@ struct ServerLoop {
     stop: Arc<AtomicBool>,
     sharing: HostSharing,
     listening: Arc<ListeningSocket>,
-    connections: Vec<ClientConnection>,
+    changes: Arc<Mutex<Vec<PeerChange>>>,
+    /// The descriptors that the thread waits for, by number.
+    waits: WaitSet,
+    /// The name of the socket in `waits`.
+    listens_at: Option<String>,
+    /// The number of the next connection.
+    next_connection: u64,
+    connections: HashMap<u64, ClientConnection>,
+    /// Connections that have not shown a token.
+    strangers: usize,
+    /// Connections to targets in other processes, by the number of the process. The thread waits for each process once.
+    targets: HashMap<u64, TargetProcess>,
+}
+
+/// A process with targets.
+#[derive(Default)]
+struct TargetProcess {
+    /// Whether the thread waits for its end.
+    is_watched: bool,
+    connections: Vec<Arc<Outbound>>,
 }
 
 /// A connection to an initiator in another process.
@@ -112,49 +151,137 @@ struct ClientConnection {
 }
 
 impl ServerLoop {
+    /// A server of `state`, which does not run yet.
+    fn new(state: &Arc<DomainState>) -> Result<Self> {
+        let sharing = HostSharing::of_this_process()?;
+        let wakeup = Arc::new(WakeupPipe::new()?);
+        let listening = Arc::new(ListeningSocket::new(sharing, wakeup.clone())?);
+        let wait_error = |e| {
+            Error::os("prepare", "waiting for peer processes; raise the limit of open files (ulimit -n)", e)
+        };
+        let mut waits = WaitSet::new().map_err(wait_error)?;
+        waits.add(wakeup.as_fd(), WAKEUP).map_err(wait_error)?;
+        Ok(Self {
+            state: state.clone(),
+            wakeup,
+            stop: Arc::default(),
+            sharing,
+            listening,
+            changes: Arc::default(),
+            waits,
+            listens_at: None,
+            next_connection: FIRST_CONNECTION,
+            connections: HashMap::new(),
+            strangers: 0,
+            targets: HashMap::new(),
+        })
+    }
+
     fn run(&mut self) {
+        let mut ready = Vec::new();
         while !self.stop.load(Ordering::Acquire) {
-            let targets = self.targets();
+            self.apply_changes();
             let listener = self.listening.current();
-            let connections = self.connections.len();
-            let mut fds: Vec<BorrowedFd<'_>> = Vec::with_capacity(connections + 1 + targets.len());
-            fds.extend(self.connections.iter().map(|connection| connection.socket.as_fd()));
-            fds.extend(listener.iter().map(|listener| listener.as_fd()));
-            fds.extend(
-                targets.iter().filter_map(|outbound| process_of(outbound)).filter_map(PeerProcess::end),
-            );
-            self.wakeup.sleep(&fds, None);
-            self.wakeup.clear();
-            let ready = ready(&fds);
-            drop(fds);
-            for outbound in
-                targets.iter().filter(|outbound| process_of(outbound).is_some_and(|p| !p.is_alive()))
-            {
-                outbound.close();
-                self.state.wakeup.wake();
-            }
-            let mut at = 0;
-            let state = &self.state;
-            let stop = &self.stop;
-            self.connections.retain_mut(|connection| {
-                at += 1;
-                !connection.is_closed()
-                    && (!ready[at - 1] || stop.load(Ordering::Acquire) || connection.serve(state))
-            });
-            if let Some(listener) = listener.filter(|_| ready[connections]) {
-                self.accept(&listener);
+            self.listen(listener.as_deref());
+            self.waits.wait(&mut ready);
+            for number in ready.drain(..) {
+                match number {
+                    WAKEUP => self.wakeup.clear(),
+                    LISTENER => listener.iter().for_each(|listener| self.accept(listener)),
+                    number if number & PROCESS != 0 => self.end_process(number),
+                    number => self.serve(number),
+                }
+                if self.stop.load(Ordering::Acquire) {
+                    return;
+                }
             }
         }
     }
 
-    /// The live peers in other processes. The thread watches for their deaths.
-    fn targets(&self) -> Vec<Arc<Outbound>> {
-        let peers = self.state.peers.all().into_iter();
-        let live = peers.filter(|(_, peer)| !peer.leaving).filter_map(|(_, peer)| peer.outbound);
-        live.filter(|outbound| {
-            outbound.is_alive() && matches!(outbound.location, PeerLocation::OtherProcess(_))
-        })
-        .collect()
+    /// Watches the processes of the peers that have connected, and forgets the peers that have left.
+    fn apply_changes(&mut self) {
+        let changes = std::mem::take(&mut *self.changes.lock().unwrap_or_else(PoisonError::into_inner));
+        for change in changes {
+            match change {
+                PeerChange::Connected(outbound) => self.watch(outbound),
+                PeerChange::Left(outbound) => {
+                    outbound.iter().for_each(|outbound| self.forget_target(outbound));
+                    let waits = &mut self.waits;
+                    let strangers = &mut self.strangers;
+                    let closed = self.connections.extract_if(|_, connection| connection.is_closed());
+                    closed.for_each(|(_, connection)| connection.leave(waits, strangers));
+                }
+            }
+        }
+    }
+
+    /// Watches for the death of a target's process.
+    fn watch(&mut self, outbound: Arc<Outbound>) {
+        // A peer that is disconnected while it connects may have left before it is to be watched.
+        if outbound.is_closed() {
+            return;
+        }
+        let Some((number, end)) = process_of(&outbound) else { return };
+        let process = self.targets.entry(number).or_default();
+        if !process.is_watched {
+            match self.waits.add(end, number) {
+                Ok(()) => process.is_watched = true,
+                // The next connection tries again.
+                Err(error) => {
+                    tracing::warn!(%error, "loopback: the process of a peer cannot be watched; free memory");
+                }
+            }
+        }
+        process.connections.push(outbound);
+    }
+
+    /// A process has ended.
+    fn end_process(&mut self, number: u64) {
+        let Some(TargetProcess { connections, .. }) = self.targets.remove(&number) else { return };
+        if let Some((_, end)) = connections.first().and_then(|first| process_of(first)) {
+            self.waits.remove(end);
+        }
+        connections.iter().for_each(|outbound| outbound.close());
+        self.state.wakeup.wake();
+    }
+
+    fn forget_target(&mut self, outbound: &Arc<Outbound>) {
+        let Some((number, end)) = process_of(outbound) else { return };
+        let Some(TargetProcess { connections, .. }) = self.targets.get_mut(&number) else { return };
+        connections.retain(|target| !Arc::ptr_eq(target, outbound));
+        if connections.is_empty() {
+            self.targets.remove(&number);
+            self.waits.remove(end);
+        }
+    }
+
+    /// Waits for initiators at `listener`, the socket that is open now.
+    fn listen(&mut self, listener: Option<&ServerSocket>) {
+        if self.listens_at.as_deref() == listener.map(ServerSocket::name) {
+            return;
+        }
+        // The earlier socket is closed.
+        self.waits.remove_closed(LISTENER);
+        self.listens_at = None;
+        if let Some(listener) = listener {
+            match self.waits.add(listener.as_fd(), LISTENER) {
+                Ok(()) => self.listens_at = Some(listener.name().into()),
+                Err(error) => tracing::warn!(%error, "loopback: cannot wait for peer processes; free memory"),
+            }
+        }
+    }
+
+    /// Answers the requests of a connection.
+    fn serve(&mut self, number: u64) {
+        let Some(connection) = self.connections.get_mut(&number) else { return };
+        let was_admitted = connection.inbound.is_some();
+        let goes_on = !connection.is_closed() && connection.serve(&self.state);
+        if !was_admitted && connection.inbound.is_some() {
+            self.strangers -= 1;
+        }
+        if !goes_on && let Some(connection) = self.connections.remove(&number) {
+            connection.leave(&mut self.waits, &mut self.strangers);
+        }
     }
 
     fn accept(&mut self, listener: &ServerSocket) {
@@ -171,30 +298,35 @@ impl ServerLoop {
                     // the thread must pause. Connections that have not shown a token give their descriptors
                     // back.
                     tracing::warn!(%error, "loopback: cannot accept a peer process; raise the limit of open files (ulimit -n)");
-                    self.connections.retain(|connection| connection.inbound.is_some());
+                    self.drop_strangers();
                     return std::thread::sleep(ACCEPT_PAUSE);
                 }
             };
-            if self.connections.len() >= MAX_CONNECTIONS {
-                self.connections.retain(|connection| connection.inbound.is_some());
+            if self.strangers >= MAX_STRANGERS {
+                self.drop_strangers();
             }
             match PeerProcess::behind(&socket, self.sharing) {
-                Ok(process) if self.connections.len() < MAX_CONNECTIONS => {
-                    self.connections.push(ClientConnection {
-                        socket,
-                        process: Some(process),
-                        inbound: None,
-                        under_way: None,
-                    });
-                }
-                Ok(_) => {
-                    tracing::warn!(
-                        "loopback: {MAX_CONNECTIONS} peer processes are connected, which is the limit; one more was refused"
-                    )
+                Ok(process) => {
+                    let number = self.next_connection;
+                    if let Err(error) = self.waits.add(socket.as_fd(), number) {
+                        tracing::warn!(%error, "loopback: a peer process was refused; free memory");
+                        continue;
+                    }
+                    self.next_connection += 1;
+                    self.strangers += 1;
+                    let connection =
+                        ClientConnection { socket, process: Some(process), inbound: None, under_way: None };
+                    self.connections.insert(number, connection);
                 }
                 Err(error) => tracing::warn!(%error, "loopback: a process that connected was refused"),
             }
         }
+    }
+
+    /// Ends the connections that have not shown a token.
+    fn drop_strangers(&mut self) {
+        let strangers = self.connections.extract_if(|_, connection| connection.inbound.is_none());
+        strangers.for_each(|(_, connection)| connection.leave(&mut self.waits, &mut self.strangers));
     }
 }
 
@@ -250,9 +382,13 @@ impl ClientConnection {
         }
         let _ = inbound.initiator.set(process);
         let was_sent = inbound.files().is_some_and(|files| {
-            let files: Vec<_> = files.into_iter().chain(self.under_way.as_ref().map(AsFd::as_fd)).collect();
+            let files: Vec<_> =
+                files.all().into_iter().chain(self.under_way.as_ref().map(AsFd::as_fd)).collect();
             self.reply(&ServerReply::Welcome, &files)
         });
+        if was_sent {
+            inbound.close_file();
+        }
         self.inbound = Some(inbound);
         was_sent
     }
@@ -276,18 +412,36 @@ impl ClientConnection {
                 return self.reply(&ServerReply::Refused { number, why }, &[]);
             }
         };
+        let shared = if found.is_shareable { found.memory.shared_range() } else { None };
+        // Before the lease is opened: if the peer leaves meanwhile, either it gets no file, or the owner knows of it
+        // then.
+        shared.inspect(SharedRange::hand_out);
+        let opened = self.inbound.as_ref().map(|inbound| state.regions.open(inbound, key));
+        if let Some(Err(error)) = opened {
+            let why = if error.kind() == ErrorKind::Exhausted {
+                tracing::warn!(%error, "loopback: a region could not be shared with a peer process");
+                RefusalReason::Memory
+            } else {
+                RefusalReason::Revoked
+            };
+            return self.reply(&ServerReply::Refused { number, why }, &[]);
+        }
         let (len, access) = (found.memory.len() as u64, found.access.bits());
         if let MemoryKind::Cuda { .. } = found.memory.kind() {
             return self.describe_gpu_region(number, &*found.memory, access);
         }
-        if let (true, Some(file)) = (found.is_shareable, found.memory.shared_file()) {
-            if let Err(error) = mapping::commit("import", file, found.memory.len()) {
+        if let Some(SharedRange { file, offset, file_len, .. }) = shared {
+            // A range of a larger file has its memory.
+            if file_len == len
+                && let Err(error) = mapping::commit("import", file, found.memory.len())
+            {
                 tracing::warn!(%error, "loopback: a region could not be shared with a peer process");
                 return self.reply(&ServerReply::Refused { number, why: RefusalReason::Memory }, &[]);
             }
             let locked = cuda::Reach::of_host(found.memory.as_ptr() as u64, found.memory.len() as u64)
                 == cuda::Reach::Kernel;
-            return self.reply(&ServerReply::Shared { number, len, access, locked }, &[file]);
+            return self
+                .reply(&ServerReply::Shared { number, len, access, locked, offset, file_len }, &[file]);
         }
         #[cfg(target_os = "linux")]
         if let Some(pid) = self.inbound.as_ref().and_then(|inbound| inbound.initiator.get()?.pid()) {
@@ -317,6 +471,7 @@ impl ClientConnection {
             if state.staging == StagingPolicy::Never { None } else { inbound.open_staging_buffer().ok() };
         match buffer.and_then(Segment::file) {
             Some(file) => {
+                let file = file.as_fd();
                 tracing::info!(
                     "loopback: requests of a peer process are staged: they go through shared memory and this worker"
                 );
@@ -333,6 +488,12 @@ impl ClientConnection {
     fn is_closed(&self) -> bool {
         self.inbound.as_ref().is_some_and(|inbound| inbound.is_closed())
     }
+
+    /// Ends the connection, which is no longer among those of the thread.
+    fn leave(self, waits: &mut WaitSet, strangers: &mut usize) {
+        *strangers -= usize::from(self.inbound.is_none());
+        waits.remove(self.socket.as_fd());
+    }
 }
 
 impl Drop for ClientConnection {
@@ -345,19 +506,14 @@ impl Drop for ClientConnection {
     }
 }
 
-/// The process of a peer. A target that closes in order says so in its segment, so this side has to watch only for its
-/// death.
-fn process_of(outbound: &Outbound) -> Option<&PeerProcess> {
-    match &outbound.location {
-        PeerLocation::OtherProcess(connection) => Some(&connection.process),
-        PeerLocation::ThisProcess { .. } => None,
-    }
+/// The descriptor that shows the end of a peer's process, and the number under which the thread waits for it. The
+/// number is the process's own as long as a connection to it is open. A target that closes in order says so in its
+/// segment, so this side has to watch only for its death.
+fn process_of(outbound: &Outbound) -> Option<(u64, BorrowedFd<'_>)> {
+    let PeerLocation::OtherProcess(connection) = &outbound.location else { return None };
+    let end = connection.process.end()?;
+    Some((PROCESS | end.as_raw_fd() as u64, end))
 }
 
-/// Returns true for each descriptor that is readable or closed.
-fn ready(fds: &[BorrowedFd<'_>]) -> Vec<bool> {
-    let mut fds: Vec<_> = fds.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
-    let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
-    let _ = rustix::event::poll(&mut fds, Some(&at_once));
-    fds.iter().map(|fd| !fd.revents().is_empty()).collect()
-}
+#[cfg(all(test, target_os = "linux", not(miri)))]
+mod tests;

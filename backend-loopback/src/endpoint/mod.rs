@@ -3,11 +3,13 @@
 mod batch_runner;
 mod fast_path;
 mod peer_state;
+mod watched_peers;
 
 use std::any::Any;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use multirail_spi::{
     Armed, Batch, Completions, Endpoint, EndpointConfig, ErrorKind, Event, PeerSlot, PostResult,
@@ -28,6 +30,11 @@ use crate::status::{describe, status};
 use batch_runner::BatchRunner;
 use fast_path::FastPath;
 use peer_state::PeerState;
+use watched_peers::WatchedPeers;
+
+/// The shortest time between two looks at the peers that the endpoint does not watch. A look at 1,000 peers takes some
+/// 0.1 ms.
+const LOOK_PERIOD: Duration = Duration::from_millis(10);
 
 /// The endpoint of a domain.
 pub(crate) struct LoopbackEndpoint {
@@ -41,10 +48,13 @@ pub(crate) struct LoopbackEndpoint {
     gone: Vec<PeerSlot>,
     /// The number of changes of the peer table that `peers` reflects.
     seen_peer_changes: u64,
-    /// The peer at which the rotation over the message rings stopped.
-    last_peer: usize,
+    watched: WatchedPeers,
     receives: VecDeque<ReceiveRequest>,
     armed: bool,
+    /// When the endpoint last looked whether a peer that it does not watch has written. `None` before the first time.
+    looked_at: Option<Time>,
+    /// When it must look again. [`Time::NEVER`] if it looked in the last [`arm`](Endpoint::arm), or need not.
+    look_due: Time,
     model: Option<Box<DeviceModel>>,
     posted_writes: Option<PostedWrites>,
     late_writes: LateWrites,
@@ -68,6 +78,7 @@ impl LoopbackEndpoint {
         domain: Arc<dyn Any + Send + Sync>,
     ) -> Self {
         let limit = state.capabilities.send_depth;
+        state.peers.note_all();
         let depth = config.send_depth.unwrap_or(limit).clamp(1, limit) as usize;
         let model = |link| Box::new(DeviceModel::new(link, state.setup.seed, state.number));
         Self {
@@ -78,9 +89,11 @@ impl LoopbackEndpoint {
             peers: Vec::new(),
             gone: Vec::new(),
             seen_peer_changes: 0,
-            last_peer: 0,
+            watched: WatchedPeers::default(),
             receives: VecDeque::new(),
             armed: false,
+            looked_at: None,
+            look_due: Time::NEVER,
             model: state.link.clone().map(model),
             posted_writes: state.link.as_ref().and_then(PostedWrites::of),
             late_writes: LateWrites::default(),
@@ -244,7 +257,50 @@ impl LoopbackEndpoint {
     fn disarm(&mut self) {
         if std::mem::take(&mut self.armed) {
             self.state.wakeup.clear();
-            self.peers.iter_mut().flatten().for_each(PeerState::disarm);
+            self.watched.for_each(&mut self.peers, PeerState::disarm);
+        }
+    }
+
+    /// Watches the peers that have marked themselves ready. A peer that was marked and has not written stays as it is:
+    /// a hostile process may have marked it.
+    #[cold]
+    fn watch_ready(&mut self) {
+        let Self { state, peers, watched, .. } = self;
+        state.wakeup.take_ready(|slot| {
+            if let Some(Some(peer)) = peers.get_mut(slot as usize)
+                && peer.has_written_unwatched()
+            {
+                watched.watch(peer);
+            }
+        });
+    }
+
+    /// Before the endpoint sleeps: looks at the rings of the peers that it does not watch, because a hostile process
+    /// may have cleared their marks. If it looked a short time ago, it looks when [`Endpoint::due`] says.
+    ///
+    /// An endpoint that sleeps often would pay for all of its peers each time, so it looks once in [`LOOK_PERIOD`]. It
+    /// never sleeps longer than that without a look: so a cleared mark delays an entry, but loses none.
+    fn look_at_unwatched(&mut self) {
+        self.look_due = Time::NEVER;
+        if !self.state.wakeup.is_shared() || self.watched.are_all(&self.peers) {
+            return;
+        }
+        let now = self.state.setup.clock.now();
+        match self.looked_at.map(|at| at.after(LOOK_PERIOD)).filter(|due| *due > now) {
+            Some(due) => self.look_due = due,
+            None => {
+                self.looked_at = Some(now);
+                self.watched.watch_written(&mut self.peers);
+            }
+        }
+    }
+
+    /// Notes that the message ring of `peer` had no room for a request of that kind.
+    #[cold]
+    fn block(&mut self, peer: PeerSlot, kind: WorkKind) {
+        if let Some(Some(peer)) = self.peers.get_mut(peer.0 as usize) {
+            peer.blocked = Some(kind);
+            self.watched.watch(peer);
         }
     }
 
@@ -256,12 +312,12 @@ impl LoopbackEndpoint {
         }
     }
 
-    /// Adds new peers, and notes those that leave.
+    /// Adds the peers that are new, and notes those that leave.
     #[cold]
     fn read_peer_table(&mut self) {
         let state = self.state.clone();
         self.seen_peer_changes = state.peers.changes();
-        for (slot, peer) in state.peers.all() {
+        for (slot, peer) in state.peers.take_changed() {
             let at = slot.0 as usize;
             if self.peers.len() <= at {
                 self.peers.resize_with(at + 1, || None);
@@ -273,6 +329,8 @@ impl LoopbackEndpoint {
             if known.leaving {
                 continue;
             }
+            // What it has written before has not marked it.
+            self.watched.watch(known);
             known.outbound = peer.outbound;
             known.leaving = peer.leaving;
             if peer.leaving {
@@ -317,6 +375,7 @@ impl LoopbackEndpoint {
     fn free_slots(&mut self) {
         for slot in self.gone.drain(..) {
             if let Some(gone) = self.peers.get_mut(slot.0 as usize).and_then(Option::take) {
+                self.watched.remove(slot.0);
                 self.state.peers.remove(slot, &gone.inbound);
             }
         }
@@ -325,10 +384,11 @@ impl LoopbackEndpoint {
     /// Lets the staged requests advance.
     #[inline]
     fn advance_staged(&mut self) {
-        let Self { staged, completions, peers, .. } = self;
+        let Self { staged, completions, peers, watched, .. } = self;
         staged.advance(completions, |peer, kind| {
             if let Some(Some(peer)) = peers.get_mut(peer.0 as usize) {
                 peer.blocked = Some(kind);
+                watched.watch(peer);
             }
         });
     }
@@ -358,10 +418,8 @@ impl Endpoint for LoopbackEndpoint {
             }
         }
         drop(runner);
-        if let Some((peer, kind)) = blocked
-            && let Some(Some(peer)) = self.peers.get_mut(peer.0 as usize)
-        {
-            peer.blocked = Some(kind);
+        if let Some((peer, kind)) = blocked {
+            self.block(peer, kind);
         }
         self.advance_staged();
         self.gpus.after_post(&mut self.completions);
@@ -388,11 +446,15 @@ impl Endpoint for LoopbackEndpoint {
         self.end_leaving_peers();
         self.state.regions.sweep();
         self.report(into);
+        if self.state.wakeup.has_ready() {
+            self.watch_ready();
+        }
         let regions = &self.state.regions;
         if self.state.staging != StagingPolicy::Never {
-            self.peers.iter_mut().flatten().for_each(|peer| peer.serve_staging(regions));
+            self.watched.for_each(&mut self.peers, |peer| peer.serve_staging(regions));
         }
-        peer_state::receive_from_all(&mut self.peers, &mut self.last_peer, &mut self.receives, regions, into);
+        self.watched.receive_from_all(&mut self.peers, &mut self.receives, regions, into);
+        self.watched.after_poll(&mut self.peers, &self.state.wakeup);
     }
 
     fn arm(&mut self) -> Armed {
@@ -407,15 +469,19 @@ impl Endpoint for LoopbackEndpoint {
             && self.gpus.is_idle()
             && self.leaving.is_empty()
             && self.staged.arm();
-        for slot in self.gpus.blocked_peers() {
-            if let Some(Some(peer)) = self.peers.get_mut(slot.0 as usize) {
+        let Self { gpus, peers, watched, .. } = self;
+        for slot in gpus.blocked_peers() {
+            if let Some(Some(peer)) = peers.get_mut(slot.0 as usize) {
                 peer.blocked = Some(WorkKind::Write);
+                watched.watch(peer);
             }
         }
-        for peer in self.peers.iter_mut().flatten() {
-            may_sleep &= peer.arm(!self.receives.is_empty());
-        }
-        // A change of the peer table before this comparison is seen here. A later change wakes the endpoint.
+        self.look_at_unwatched();
+        let can_receive = !self.receives.is_empty();
+        self.watched.for_each(&mut self.peers, |peer| may_sleep &= peer.arm(can_receive));
+        // A change of the peer table before this comparison is seen here, and a mark too. What comes later wakes the
+        // endpoint.
+        may_sleep &= !self.state.wakeup.has_ready();
         if !may_sleep || self.state.peers.changes() != self.seen_peer_changes {
             self.disarm();
             return Armed::Ready;
@@ -429,7 +495,8 @@ impl Endpoint for LoopbackEndpoint {
     fn due(&self) -> Time {
         let writes = self.posted_writes.as_ref().map_or(Time::NEVER, PostedWrites::next_due);
         let late = self.late_writes.next_due();
-        self.model.as_ref().map_or(Time::NEVER, |model| model.next_due()).min(writes).min(late)
+        let model = self.model.as_ref().map_or(Time::NEVER, |model| model.next_due());
+        model.min(writes).min(late).min(self.look_due)
     }
 
     fn abort(&mut self, peer: PeerSlot) {
@@ -484,3 +551,6 @@ impl Drop for LoopbackEndpoint {
         }
     }
 }
+
+#[cfg(all(test, target_os = "linux", not(miri)))]
+mod tests;

@@ -11,7 +11,7 @@ use crate::inbound::Inbound;
 use crate::outbound::Outbound;
 use crate::regions::Regions;
 use crate::segment::lease_table::DEVICE_MEMORY;
-use crate::segment::message_ring::{self, RING_ENTRIES, RingReceiver};
+use crate::segment::message_ring::{self, Arrival, RING_ENTRIES, RingReceiver, WaitingMessage};
 use crate::segment::touch;
 use crate::staging;
 use crate::status::status;
@@ -24,34 +24,31 @@ pub(super) struct PeerState {
     pub(super) inbound: Arc<Inbound>,
     pub(super) outbound: Option<Arc<Outbound>>,
     pub(super) leaving: bool,
+    /// Whether [`WatchedPeers`](super::watched_peers::WatchedPeers) has this peer.
+    pub(super) is_watched: bool,
+    /// Whether something came from the peer since the last look for silent peers.
+    pub(super) has_written: bool,
     /// The kind of a request for which the peer's message ring had no room.
     pub(super) blocked: Option<WorkKind>,
     slot: PeerSlot,
     receiver: RingReceiver,
 }
 
-/// Takes events from the message rings of all peers, in rotation. `last` is the peer at which the rotation stopped.
-#[inline]
-pub(super) fn receive_from_all(
-    peers: &mut [Option<PeerState>],
-    last: &mut usize,
-    receives: &mut VecDeque<ReceiveRequest>,
-    regions: &Regions,
-    into: &mut Completions,
-) {
-    let mut silent = 0;
-    while silent < peers.len() && into.spare() > 0 {
-        *last = if *last + 1 < peers.len() { *last + 1 } else { 0 };
-        let received = peers[*last].as_mut().is_some_and(|peer| peer.receive(receives, regions, into));
-        silent = if received { 0 } else { silent + 1 };
-    }
-}
-
 impl PeerState {
     /// Takes the receiving end of the message ring. Returns `None` if another endpoint has it.
     pub(super) fn new(slot: PeerSlot, inbound: Arc<Inbound>) -> Option<Self> {
         let receiver = inbound.take_receiver()?;
-        Some(Self { inbound, outbound: None, leaving: false, blocked: None, slot, receiver })
+        let (is_watched, has_written, leaving) = (false, false, false);
+        Some(Self {
+            inbound,
+            outbound: None,
+            leaving,
+            is_watched,
+            has_written,
+            blocked: None,
+            slot,
+            receiver,
+        })
     }
 
     /// Returns the receiving end for the next endpoint.
@@ -64,15 +61,17 @@ impl PeerState {
     #[cold]
     pub(super) fn warm_up(&self) {
         touch(self.inbound.layout());
+        message_ring::warm_up(self.inbound.layout());
         self.inbound.staging_buffer().into_iter().for_each(touch);
         if let Some(outbound) = &self.outbound {
             touch(outbound.layout());
+            message_ring::warm_up(outbound.layout());
             outbound.staging_buffer().into_iter().for_each(touch);
         }
     }
 
     /// Takes events that have arrived, up to [`EVENTS_PER_PEER`] imms. Returns true if there was an event.
-    fn receive(
+    pub(super) fn receive(
         &mut self,
         receives: &mut VecDeque<ReceiveRequest>,
         regions: &Regions,
@@ -81,29 +80,32 @@ impl PeerState {
         if self.leaving || self.receiver.is_broken() {
             return false;
         }
-        let layout = self.inbound.layout();
         let before = into.spare();
-        for _ in 0..before.min(EVENTS_PER_PEER) {
-            let Some(imm) = self.receiver.next_imm(layout) else { break };
-            let _ = into.push(Event::Imm { peer: self.slot, imm });
-        }
-        while into.spare() > 0
+        // Receives that were posted meanwhile.
+        while self.receiver.has_waiting()
+            && into.spare() > 0
             && let Some(event) = self.next_message(receives, regions)
         {
             let _ = into.push(event);
         }
-        if self.receiver.has_made_room(self.inbound.layout()) {
-            self.outbound.iter().for_each(|outbound| outbound.wake());
+        for _ in 0..into.spare().min(EVENTS_PER_PEER) {
+            let Some(arrival) = self.receiver.next_arrival(self.inbound.layout()) else { break };
+            let event = match arrival {
+                Arrival::Imm(imm) => Event::Imm { peer: self.slot, imm },
+                Arrival::Message(message) => match receives.pop_front() {
+                    Some(receive) => self.deliver(&message, &receive, regions),
+                    None => {
+                        self.receiver.keep(message);
+                        continue;
+                    }
+                },
+            };
+            let _ = into.push(event);
         }
-        if self.receiver.is_broken() {
-            tracing::warn!(
-                peer = self.slot.0,
-                "loopback: a peer wrote an invalid entry into its message ring; it is disconnected"
-            );
-            self.inbound.close();
-            self.outbound.iter().for_each(|outbound| outbound.close());
-        }
-        into.spare() < before
+        self.after_taking();
+        let has_received = into.spare() < before;
+        self.has_written |= has_received;
+        has_received
     }
 
     /// Serves slots of the peer's staging buffer. Does so only once the connection to the peer is complete, so that
@@ -124,29 +126,44 @@ impl PeerState {
 
     /// Takes the next message into the next posted receive. `None` if there is no message, or no receive.
     fn next_message(&mut self, receives: &mut VecDeque<ReceiveRequest>, regions: &Regions) -> Option<Event> {
-        let message = self.receiver.next_message()?;
+        if receives.is_empty() {
+            return None;
+        }
+        let message = self.receiver.pop_message()?;
         let receive = receives.pop_front()?;
+        Some(self.deliver(&message, &receive, regions))
+    }
+
+    /// Takes a message into a receive.
+    #[inline]
+    fn deliver(&mut self, message: &WaitingMessage, receive: &ReceiveRequest, regions: &Regions) -> Event {
         let layout = self.inbound.layout();
         let fits = message.len as u64 <= receive.len;
         let len = if fits { message.len } else { 0 };
         let mut taken = if fits { Ok(()) } else { Err(ErrorKind::TooLarge) };
-        if receive.lkey & DEVICE_MEMORY != 0 {
+        let is_taken = if receive.lkey & DEVICE_MEMORY != 0 {
             let mut bytes = vec![0; len];
             // SAFETY: `bytes` has `len` bytes, and is this function's.
-            unsafe { self.receiver.take_message(layout, bytes.as_mut_ptr(), len) };
-            taken = taken.and_then(|()| gpu::store_message(regions, &receive, &bytes));
+            let is_taken = unsafe { self.receiver.take_message(layout, message, bytes.as_mut_ptr(), len) };
+            taken = taken
+                .and_then(|()| if is_taken { gpu::store_message(regions, receive, &bytes) } else { Ok(()) });
+            is_taken
         } else {
             // SAFETY: the receive is posted and not ended: this endpoint may write its span, by the contract of
             // `post_recv`.
-            unsafe { self.receiver.take_message(layout, receive.local, len) };
+            unsafe { self.receiver.take_message(layout, message, receive.local, len) }
+        };
+        if !is_taken {
+            // There was no memory for the payload.
+            taken = taken.and(Err(ErrorKind::Exhausted));
         }
-        Some(match taken {
+        match taken {
             Ok(()) => {
                 let (id, len, imm) = (receive.id, message.len as u64, message.imm);
                 Event::Received { id, peer: self.slot, len, imm }
             }
             Err(kind) => Event::ReceiveFailed { id: receive.id, status: status(kind) },
-        })
+        }
     }
 
     pub(super) fn slot(&self) -> PeerSlot {
@@ -155,15 +172,42 @@ impl PeerState {
 
     /// Takes the messages for which no receive is posted.
     pub(super) fn take_unclaimed(&mut self, take: &mut TakeMessage<'_>) {
-        while let Some(message) = self.receiver.next_message() {
+        while let Some(message) = self.receiver.pop_message() {
             let mut bytes = vec![0; message.len];
             // SAFETY: `bytes` has the length of the message, and is this function's.
-            unsafe { self.receiver.take_message(self.inbound.layout(), bytes.as_mut_ptr(), bytes.len()) };
-            take(self.slot, &bytes, message.imm);
+            let is_taken = unsafe {
+                self.receiver.take_message(self.inbound.layout(), &message, bytes.as_mut_ptr(), bytes.len())
+            };
+            if is_taken {
+                take(self.slot, &bytes, message.imm);
+            }
         }
+        self.after_taking();
+    }
+
+    /// Follows each taking from the ring: wakes a peer that waits for room, and disconnects one whose ring is broken.
+    #[inline]
+    fn after_taking(&mut self) {
         if self.receiver.has_made_room(self.inbound.layout()) {
             self.outbound.iter().for_each(|outbound| outbound.wake());
         }
+        if self.receiver.is_broken() {
+            self.shut_out();
+        }
+    }
+
+    /// Disconnects the peer, unless this side has done so.
+    #[cold]
+    fn shut_out(&self) {
+        if self.inbound.is_closed() {
+            return;
+        }
+        tracing::warn!(
+            peer = self.slot.0,
+            "loopback: the message ring of a peer has an invalid entry, or no memory; the peer is disconnected"
+        );
+        self.inbound.close();
+        self.outbound.iter().for_each(|outbound| outbound.close());
     }
 
     /// The imms that arrived before the connection ended, and the messages for which receives are posted: their writes
@@ -182,6 +226,16 @@ impl PeerState {
             let Some(event) = self.next_message(receives, regions) else { break };
             push(event);
         }
+        self.after_taking();
+    }
+
+    /// Arms the ring of a silent peer. Returns false if the endpoint must go on to look at it.
+    pub(super) fn may_be_left(&mut self) -> bool {
+        let may_be_left = self.blocked.is_none() && self.receiver.next_message().is_none() && self.arm(false);
+        if !may_be_left {
+            self.disarm();
+        }
+        may_be_left
     }
 
     /// Asks the peer for a wakeup at its next entry, and when a full message ring has room again. Returns false if
@@ -192,13 +246,21 @@ impl PeerState {
             (Some(_), None) => false,
             (None, _) => true,
         };
-        let staging_buffer = || self.inbound.staging_buffer().filter(|_| self.outbound.is_some());
+        let is_posted = || {
+            let buffer = self.inbound.staging_buffer().filter(|_| self.outbound.is_some());
+            buffer.is_some_and(|buffer| buffer.is_posted(self.inbound.served.load(Ordering::Relaxed)))
+        };
+        let can_go_on = || can_receive && self.receiver.has_waiting() || is_posted();
+        // A broken ring is armed too, but nothing more is taken from its peer.
         let nothing_arrived = self.leaving
-            || self.receiver.arm(self.inbound.layout())
-                && !(can_receive && self.receiver.next_message().is_some())
-                && !staging_buffer()
-                    .is_some_and(|buffer| buffer.is_posted(self.inbound.served.load(Ordering::Relaxed)));
+            || self.receiver.arm(self.inbound.layout()) && (self.receiver.is_broken() || !can_go_on());
         nothing_arrived && may_sleep
+    }
+
+    /// Returns true if the peer has written since the endpoint stopped to watch it. The peer has then taken the arming
+    /// of its ring back, in its own segment, where no other peer can change that.
+    pub(super) fn has_written_unwatched(&self) -> bool {
+        !self.is_watched && !self.leaving && !self.receiver.is_armed(self.inbound.layout())
     }
 
     /// Withdraws the request of [`arm`](Self::arm) for the next entry.

@@ -38,6 +38,7 @@ fn in_this_process(
     staging: StagingPolicy,
 ) -> Result<ResolvedRegion> {
     let found = regions.find(key).map_err(refused)?;
+    regions.open(inbound, key)?;
     let first = std::ptr::NonNull::new(found.memory.as_ptr()).ok_or_else(domain_closed)?;
     let mut location = match found.memory.kind() {
         MemoryKind::Cuda { device } => RegionLocation::Gpu { base: first.as_ptr() as u64, ordinal: device },
@@ -91,7 +92,8 @@ mod other_process {
     use crate::other_process::{TargetConnection, gpu_memory, short_of_memory};
     #[cfg(target_os = "linux")]
     use crate::other_process::{ptrace_diagnosis, vm_call::probe};
-    use crate::segment::{Segment, mapping};
+    use crate::segment::mapping::{self, FilePart};
+    use crate::segment::{Segment, commit_pages};
 
     /// The longest limit of an import. A longer one could overflow the system's clocks.
     const MAX_LIMIT: Duration = Duration::from_secs(24 * 3600);
@@ -112,13 +114,17 @@ mod other_process {
     ) -> Result<ResolvedRegion> {
         let deadline = Instant::now() + limit.min(MAX_LIMIT);
         let (reply, files) = query(connection, deadline, |number| ServerRequest::Region { number, key })?;
+        if let Some(key) = RegionKey::from_wire(key) {
+            // The target has committed the lease already, if it keeps to the rules.
+            commit_pages(std::slice::from_ref(&connection.segment.content().leases[key.slot as usize]))?;
+        }
         let region = match reply {
-            ServerReply::Shared { len, access, locked, .. } => {
+            ServerReply::Shared { len, access, locked, offset, file_len, .. } => {
                 let access = Access::from_bits_truncate(access);
                 if staging == StagingPolicy::Always {
                     region_at(key, len, access, RegionLocation::Staged)?
                 } else {
-                    return map(key, len, access, &files, locked);
+                    return map(key, len, access, (&files, offset, file_len), locked);
                 }
             }
             ServerReply::OwnerOnly { .. } if staging == StagingPolicy::Never => {
@@ -200,13 +206,21 @@ mod other_process {
     }
 
     /// Maps a region from the file that the peer has sent.
-    fn map(key: u64, len: u64, access: Access, files: &[OwnedFd], locked: bool) -> Result<ResolvedRegion> {
+    fn map(
+        key: u64,
+        len: u64,
+        access: Access,
+        (files, offset, file_len): (&[OwnedFd], u64, u64),
+        locked: bool,
+    ) -> Result<ResolvedRegion> {
         let ([file], Ok(size)) = (files, usize::try_from(len)) else {
             let context =
                 "the peer did not hand over the region's file: the peer breaks the protocol, disconnect it";
             return Err(Error::new(ErrorKind::Protocol, "import", context));
         };
-        let mapping = mapping::map("import", file.as_fd(), size, access.contains(Access::REMOTE_WRITE))?;
+        let writable = access.contains(Access::REMOTE_WRITE);
+        let part = FilePart { offset, len: size, file_len, committed: size };
+        let mapping = mapping::map("import", file.as_fd(), part, writable)?;
         // The owner has page-locked the region, which makes copies of GPUs faster. If this process uses a GPU, it also
         // page-locks the region.
         let lock = if locked { gpu_memory::lock(mapping.start(), size) } else { None };

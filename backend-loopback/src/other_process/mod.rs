@@ -25,9 +25,11 @@ mod server_socket;
 mod timed_lock;
 #[cfg(target_os = "linux")]
 pub(crate) mod vm_call;
+mod wait_set;
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::OnceLock;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use multirail_spi::{Error, ErrorKind, HostSharing, Result, WakeupHandle};
@@ -37,6 +39,7 @@ use rustix::net::{RecvFlags, SendFlags};
 
 use crate::offer::LoopbackOffer;
 use crate::segment::Segment;
+use crate::segment::ready_set::ReadySet;
 use crate::segment::staging_buffer::SharedStagingBuffer;
 #[cfg(target_os = "linux")]
 pub(crate) use guard_page::GuardPage;
@@ -45,6 +48,7 @@ pub(crate) use process::PeerProcess;
 use protocol::{RefusalReason, ServerReply, ServerRequest};
 pub(crate) use server_socket::{ListeningSocket, OfferedSocket, ServerSocket};
 use timed_lock::TimedLock;
+pub(crate) use wait_set::WaitSet;
 
 /// Initiators that wait to be accepted, at most.
 const BACKLOG: i32 = 128;
@@ -60,6 +64,8 @@ const MAX_STALE_REPLIES: usize = 64;
 pub(crate) struct TargetConnection {
     pub(crate) segment: Segment,
     pub(crate) wakeup: WakeupHandle,
+    /// The ready set of the peer's domain.
+    ready: Segment<ReadySet>,
     pub(crate) process: PeerProcess,
     /// For regions that only the peer can reach. Mapped at the first import of one.
     pub(crate) staging_buffer: OnceLock<Segment<SharedStagingBuffer>>,
@@ -104,14 +110,18 @@ impl TargetConnection {
             }
         }
         let mut files = files.into_iter();
-        let (Some(file), Some(wakeup), true, None) =
-            (files.next(), files.next(), process.take_liveness_socket(files.next()), files.next())
-        else {
-            let context = "the peer did not hand over its segment and wakeup handle: the peer breaks the protocol, \
-                           disconnect it";
+        let (Some(file), Some(wakeup), Some(ready), true, None) = (
+            files.next(),
+            files.next(),
+            files.next(),
+            process.take_liveness_socket(files.next()),
+            files.next(),
+        ) else {
+            let context = "the peer did not hand over its segment, its wakeup handle and its ready set: the peer \
+                           breaks the protocol, disconnect it";
             return Err(Error::new(ErrorKind::Protocol, "connect", context));
         };
-        let segment = Segment::map(file.as_fd())?;
+        let (segment, ready) = (Segment::map(file.as_fd())?, Segment::map(ready.as_fd())?);
         // The descriptor shares this flag with the peer's own descriptor, which has it set already.
         rustix::io::ioctl_fionbio(&wakeup, true).map_err(fail("preparing the peer's wakeup handle"))?;
         #[cfg(target_vendor = "apple")]
@@ -124,11 +134,18 @@ impl TargetConnection {
         Ok(Self {
             segment,
             wakeup: wakeup.into(),
+            ready,
             process,
             staging_buffer: OnceLock::new(),
             socket,
             request_lock: TimedLock::default(),
         })
+    }
+
+    /// Tells the peer's endpoint that this side has written into its armed ring.
+    pub(crate) fn mark_ready(&self) {
+        self.ready.content().mark(self.segment.content().flags.slot.load(Ordering::Relaxed));
+        self.wakeup.wake();
     }
 
     /// Sends one request to the server and waits for the reply until `deadline`. `request` makes the request from its

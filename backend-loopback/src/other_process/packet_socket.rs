@@ -16,7 +16,7 @@ use serde::de::DeserializeOwned;
 use super::protocol::parse;
 
 /// Files in one packet, at most.
-const MAX_FILES: usize = 3;
+const MAX_FILES: usize = 4;
 /// Bytes of a packet, at most.
 const MAX_PACKET: usize = 192;
 /// Bytes of the length before each packet of a stream, little endian.
@@ -217,11 +217,11 @@ mod tests {
     fn more_files_than_a_packet_has_are_refused() {
         let (a, b) = UnixStream::pair().unwrap();
         let b = PacketSocket::of_stream(b.into()).unwrap();
-        // Two for each byte of the length.
+        // Three for each byte of the length.
         for byte in [2_u8, 0] {
-            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
             let mut control = SendAncillaryBuffer::new(&mut space);
-            let files = [a.as_fd(), a.as_fd()];
+            let files = [a.as_fd(); 3];
             assert!(control.push(SendAncillaryMessage::ScmRights(&files)));
             rustix::net::sendmsg(&a, &[IoSlice::new(&[byte])], &mut control, SendFlags::empty()).unwrap();
         }

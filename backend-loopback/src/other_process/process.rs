@@ -5,8 +5,13 @@
 //! dies, and then the other end becomes readable. One weakness is left: a child that a process forks without `exec`
 //! inherits the end, so that the death of the parent shows only once the child has ended too.
 
+#[cfg(target_os = "linux")]
+use std::collections::BTreeMap;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+#[cfg(target_os = "linux")]
+use std::sync::{Mutex, PoisonError, Weak};
 
 use multirail_spi::{Error, ErrorKind, HostSharing, Result};
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -20,8 +25,9 @@ pub(crate) struct PeerProcess {
     #[cfg(target_os = "linux")]
     pid: Option<Pid>,
     /// Readable once the process has ended: its pidfd, which identifies it even after the kernel gives its pid to a new
-    /// process, or this side's end of the liveness socket. `None` before there is such a socket.
-    end: Option<OwnedFd>,
+    /// process, or this side's end of the liveness socket. `None` before there is such a socket. The connections to one
+    /// process share its pidfd.
+    end: Option<Arc<OwnedFd>>,
 }
 
 impl PeerProcess {
@@ -50,8 +56,7 @@ impl PeerProcess {
             let context = "the peer is in another pid namespace: share it (docker: --pid=host)";
             Error::new(ErrorKind::Unreachable, "connect", context)
         })?;
-        let pidfd = rustix::process::pidfd_open(pid, PidfdFlags::empty());
-        let pidfd = pidfd.map_err(|e| no_credentials(e.into()))?;
+        let pidfd = pidfd_of(pid).map_err(|e| no_credentials(e.into()))?;
         let process = Self { pid: Some(pid), end: Some(pidfd) };
         // The kernel may have given the pid to a new process before `pidfd_open`. If the socket is still open, its
         // owner was alive until then.
@@ -72,7 +77,7 @@ impl PeerProcess {
             return Ok(None);
         }
         let (ours, theirs) = UnixStream::pair()?;
-        self.end = Some(ours.into());
+        self.end = Some(Arc::new(ours.into()));
         Ok(Some(theirs.into()))
     }
 
@@ -83,7 +88,7 @@ impl PeerProcess {
             (Some(_), None) => true,
             (None, Some(end)) => {
                 let is_socket = rustix::net::sockopt::socket_type(&end).is_ok();
-                self.end = Some(end);
+                self.end = Some(Arc::new(end));
                 is_socket
             }
             _ => false,
@@ -98,13 +103,32 @@ impl PeerProcess {
 
     /// A descriptor that is readable once the process has ended.
     pub(crate) fn end(&self) -> Option<BorrowedFd<'_>> {
-        self.end.as_ref().map(AsFd::as_fd)
+        self.end.as_ref().map(|end| end.as_fd())
     }
 
     /// Returns true if the process has not ended. Makes a system call.
     pub(crate) fn is_alive(&self) -> bool {
         self.end().is_none_or(|end| !is_ready(end, PollFlags::IN))
     }
+}
+
+/// The pidfd of a process.
+#[cfg(target_os = "linux")]
+fn pidfd_of(pid: Pid) -> rustix::io::Result<Arc<OwnedFd>> {
+    /// The pidfds that are open, by pid.
+    static OPEN: Mutex<BTreeMap<i32, Weak<OwnedFd>>> = Mutex::new(BTreeMap::new());
+    let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+    let number = pid.as_raw_nonzero().get();
+    // While a process lives, no other one has its pid.
+    if let Some(pidfd) = open.get(&number).and_then(Weak::upgrade)
+        && !is_ready(pidfd.as_fd(), PollFlags::IN)
+    {
+        return Ok(pidfd);
+    }
+    let pidfd = Arc::new(rustix::process::pidfd_open(pid, PidfdFlags::empty())?);
+    open.retain(|_, pidfd| pidfd.strong_count() > 0);
+    open.insert(number, Arc::downgrade(&pidfd));
+    Ok(pidfd)
 }
 
 fn no_credentials(error: std::io::Error) -> Error {
@@ -171,6 +195,9 @@ mod tests {
         let process = PeerProcess::behind(&local, HostSharing::Linux).unwrap();
         assert_eq!(process.pid().unwrap().as_raw_nonzero().get() as u32, std::process::id());
         assert!(process.is_alive() && !is_hung_up(local.as_fd()));
+        let again = PeerProcess::behind(&local, HostSharing::Linux).unwrap();
+        let number = |process: &PeerProcess| process.end().unwrap().as_raw_fd();
+        assert_eq!(number(&process), number(&again), "one pidfd for all connections to a process");
         drop(remote);
         assert!(is_hung_up(local.as_fd()));
         let error = PeerProcess::behind(&local, HostSharing::Linux).unwrap_err();

@@ -11,13 +11,13 @@ use super::ptrace_permission::PtraceHints;
 use crate::offer::OfferToken;
 
 /// The version of the protocol. The first packet carries it.
-pub(crate) const VERSION: u16 = 5;
+pub(crate) const VERSION: u16 = 6;
 
 /// The requests of an initiator to the target's server.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum ServerRequest {
-    /// Asks for admission. The reply is [`ServerReply::Welcome`] with the files of the segment and the wakeup handle,
-    /// and on the portable path with one end of the liveness socket.
+    /// Asks for admission. The reply is [`ServerReply::Welcome`] with the files of the segment, the wakeup handle and
+    /// the ready set, and on the portable path with one end of the liveness socket.
     Hello { version: u16, token: OfferToken },
     /// Asks for the region of a key. The reply has the same `number`.
     Region { number: u64, key: u64 },
@@ -32,12 +32,15 @@ pub(crate) enum ServerRequest {
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum ServerReply {
     Welcome,
-    /// A region, with its file. `locked` is true if the owner has page-locked it for GPUs.
+    /// A region, with its file, which has `file_len` bytes, and has the region at `offset`. `locked` is true if the
+    /// owner has page-locked it for GPUs.
     Shared {
         number: u64,
         len: u64,
         access: u32,
         locked: bool,
+        offset: u64,
+        file_len: u64,
     },
     /// A region without a file, at an address of the target's process.
     #[cfg(target_os = "linux")]

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 use multirail_spi::Memory;
 
 use crate::inbound::Inbound;
+use crate::segment::lease_table::Lease;
 
 /// The deferred frees of all closed domains. Every registration sweeps them.
 static DEFERRED: Mutex<Vec<DeferredFree>> = Mutex::new(Vec::new());
@@ -25,7 +26,7 @@ impl DeferredFree {
     fn is_quiescent(&self) -> bool {
         self.peers
             .iter()
-            .all(|peer| peer.is_initiator_gone() || peer.layout().leases[self.slot].is_quiescent())
+            .all(|peer| peer.lease(self.slot).is_none_or(Lease::is_quiescent) || peer.is_initiator_gone())
     }
 }
 
@@ -87,7 +88,8 @@ mod tests {
         let regions = Regions::default();
         regions.add_peer(inbound.clone());
         let key = register(&regions, Arc::new(RegistersOnDrop(HostBuffer::new(8).unwrap(), freed)));
-        let lease = &inbound.layout().leases[key.slot as usize];
+        regions.open(&inbound, key.to_wire()).unwrap();
+        let lease = inbound.lease(key.slot as usize).unwrap();
         assert!(lease.enter(key.generation));
         regions.close(key);
         regions.retire(key);

@@ -12,6 +12,7 @@ use multirail_spi::{Access, Error, ErrorKind, Memory, MemoryKind, Result};
 
 use crate::inbound::Inbound;
 use crate::segment::lease_table::{DEVICE_MEMORY, Lease, REGION_SLOTS, RegionKey};
+use crate::status::{describe, status};
 use deferred_free::DeferredFree;
 pub(crate) use region_handle::RegionHandle;
 
@@ -77,7 +78,7 @@ pub(crate) struct StagedRange<'a> {
 }
 
 impl Regions {
-    /// Puts `memory` into the table, and opens the leases of all peers on it.
+    /// Puts `memory` into the table.
     pub(crate) fn insert(&self, memory: Arc<dyn Memory>, access: Access) -> Result<RegionKey> {
         match memory.kind() {
             MemoryKind::Host => {}
@@ -90,9 +91,13 @@ impl Regions {
         }
         self.sweep();
         deferred_free::sweep();
-        let is_shareable = memory
-            .shared_file()
-            .is_some_and(|file| crate::segment::mapping::is_shareable(file, memory.len()));
+        let is_shareable = memory.shared_range().is_some_and(|range| {
+            // Elsewhere importers map whole files alone.
+            let can_be_mapped = cfg!(target_os = "linux") || range.file_len == memory.len() as u64;
+            let is_shareable = usize::try_from(range.file_len)
+                .is_ok_and(|len| crate::segment::mapping::is_shareable(range.file, len));
+            can_be_mapped && is_shareable
+        });
         let mut table = self.lock();
         let slot = match table.free.pop() {
             Some(slot) => slot,
@@ -110,14 +115,10 @@ impl Regions {
         let entry = &mut table.slots[slot as usize];
         entry.generation += 1;
         entry.entry = Some(RegionEntry { memory, access, is_shareable, closed: false });
-        let generation = entry.generation;
-        for peer in table.peers.iter().filter(|peer| !peer.leaving) {
-            peer.inbound.open(slot as usize, generation);
-        }
-        Ok(RegionKey { slot, generation })
+        Ok(RegionKey { slot, generation: entry.generation })
     }
 
-    /// Opens the leases of a new peer on all regions, unless the peer was disconnected meanwhile.
+    /// Adds a peer, which may then import regions, unless it was disconnected meanwhile.
     pub(crate) fn add_peer(&self, inbound: Arc<Inbound>) {
         self.sweep_peers();
         let mut table = self.lock();
@@ -125,12 +126,23 @@ impl Regions {
         if inbound.is_closed() {
             return;
         }
-        for (number, slot) in table.slots.iter().enumerate() {
-            if slot.entry.as_ref().is_some_and(|entry| !entry.closed) {
-                inbound.open(number, slot.generation);
-            }
-        }
         table.peers.push(LeaseHolder { inbound, leaving: false });
+    }
+
+    /// Lets a peer that imports a region enter it: opens the peer's lease.
+    pub(crate) fn open(&self, inbound: &Inbound, key: u64) -> Result<()> {
+        let refused = |kind| Error::new(kind, "import", describe(status(kind)));
+        let key = RegionKey::from_wire(key).ok_or_else(|| refused(ErrorKind::RemoteAccess))?;
+        let table = self.lock();
+        let slot = table.slots.get(key.slot as usize).filter(|slot| slot.generation == key.generation);
+        if slot.and_then(|slot| slot.entry.as_ref()).is_none_or(|entry| entry.closed) {
+            return Err(refused(ErrorKind::Revoked));
+        }
+        // A later disconnect closes `inbound` first, and then takes the lock and closes the leases.
+        if inbound.is_closed() {
+            return Err(refused(ErrorKind::PeerDied));
+        }
+        inbound.open(key.slot as usize, key.generation)
     }
 
     /// Closes the leases of a peer on all regions. The table keeps the peer until it has left all of them.
@@ -138,7 +150,7 @@ impl Regions {
         let mut table = self.lock();
         if let Some(peer) = table.peers.iter_mut().find(|peer| Arc::ptr_eq(&peer.inbound, inbound)) {
             peer.leaving = true;
-            inbound.leases().iter().for_each(Lease::close);
+            inbound.leases().for_each(Lease::close);
         }
         drop(table);
         self.sweep_peers();
@@ -167,7 +179,7 @@ impl Regions {
     fn sweep_peers(&self) {
         let mut table = self.lock();
         table.peers.retain(|peer| {
-            let is_quiescent = || peer.inbound.leases().iter().all(Lease::is_quiescent);
+            let is_quiescent = || peer.inbound.leases().all(Lease::is_quiescent);
             !peer.leaving || !(peer.inbound.is_initiator_gone() || is_quiescent())
         });
     }
@@ -179,7 +191,7 @@ impl Regions {
             entry.closed = true;
         }
         for peer in &table.peers {
-            peer.inbound.leases().get(key.slot as usize).inspect(|lease| lease.close());
+            peer.inbound.lease(key.slot as usize).inspect(|lease| lease.close());
         }
     }
 
@@ -259,7 +271,7 @@ impl RegionTable {
     fn is_quiescent(&self, slot: u32) -> bool {
         self.slots[slot as usize].staged_copies == 0
             && self.peers.iter().all(|peer| {
-                let lease = peer.inbound.leases().get(slot as usize);
+                let lease = peer.inbound.lease(slot as usize);
                 lease.is_none_or(Lease::is_quiescent) || peer.inbound.is_initiator_gone()
             })
     }

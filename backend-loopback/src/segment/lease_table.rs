@@ -10,6 +10,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Regions that a domain may have at once, and leases in a table.
 pub(crate) const REGION_SLOTS: usize = 1 << 16;
 
+/// Leases that get memory together: a small page of them.
+pub(crate) const LEASES_PER_PAGE: usize = 512;
+
 /// A bit of local keys: the region is in device memory. The CPU cannot use its addresses.
 pub(crate) const DEVICE_MEMORY: u64 = 1 << 31;
 

@@ -2,17 +2,21 @@
 //!
 //! [`ConnectionLayout`] is in the segment of every connection: a [`message_ring`] (a [`ring`] of entries, and message
 //! payloads) and a [`lease_table`]. [`SharedStagingBuffer`](staging_buffer::SharedStagingBuffer) is in a second
-//! segment, of connections that stage. [`mapping`] checks the files behind segments and regions before they are mapped.
+//! segment, of connections that stage. Each domain has a [`ready_set`]. [`mapping`] checks the files behind segments
+//! and regions before they are mapped.
 
 mod layout;
 pub(crate) mod lease_table;
 pub(crate) mod mapping;
 pub(crate) mod message_ring;
+pub(crate) mod ready_set;
 mod ring;
 pub(crate) mod staging_buffer;
 
+use std::ops::Range;
+use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use multirail_spi::{
     HostBuffer, Memory, Result,
@@ -20,13 +24,14 @@ use multirail_spi::{
 };
 
 pub(crate) use layout::ConnectionLayout;
+use mapping::FilePart;
 
 /// A type that may lie in a segment.
 ///
 /// # Safety
 /// Every field is atomic or raw, and zeroed memory is a value of the type.
 pub(crate) unsafe trait SegmentContent: Send + Sync {
-    /// Bytes at the beginning that the owner accesses before a peer is admitted.
+    /// Bytes at the beginning that have memory from the creation on.
     const HEAD: usize;
 }
 
@@ -37,8 +42,12 @@ pub(crate) struct Segment<T = ConnectionLayout> {
 }
 
 enum Backing {
-    /// Made here, for another process.
-    Own(HostBuffer),
+    /// Made here, for another process, with the file until that process has it.
+    Own {
+        #[expect(dead_code, reason = "keeps the bytes mapped")]
+        mapping: multirail_spi::Mapping,
+        file: Mutex<Option<Arc<OwnedFd>>>,
+    },
     /// Made here, for a peer in this process. `None` once the buffer was kept for reuse.
     Private(Option<HostBuffer>),
     /// The peer's file, mapped here.
@@ -55,36 +64,47 @@ impl<T: SegmentContent> Segment<T> {
     const SIZE: usize = size_of::<T>();
 
     /// Makes a zeroed segment. Its head has memory at once, the rest after [`commit`](Self::commit).
+    #[cfg(not(miri))]
     pub(crate) fn create() -> Result<Self> {
-        let segment = Self::of(HostBuffer::sparse(Self::SIZE)?);
-        segment.commit_first(T::HEAD)?;
-        Ok(segment)
+        let (mapping, file) = HostBuffer::sparse(Self::SIZE)?.into_parts();
+        if let Some(file) = &file {
+            mapping::commit("connect", file.as_fd(), T::HEAD)?;
+        }
+        let content = checked(mapping.start().as_ptr(), Self::SIZE);
+        Ok(Self { content, backing: Backing::Own { mapping, file: Mutex::new(file.map(Arc::new)) } })
     }
 
-    /// Allocates memory for the whole segment, so that no later access can find the system out of memory.
-    pub(crate) fn commit(&self) -> Result<()> {
-        self.commit_first(Self::SIZE)
-    }
-
-    fn commit_first(&self, len: usize) -> Result<()> {
-        self.file().map_or(Ok(()), |file| mapping::commit("connect", file, len))
-    }
-
-    fn of(buffer: HostBuffer) -> Self {
-        Self { content: checked(buffer.as_ptr(), buffer.len()), backing: Backing::Own(buffer) }
+    /// Makes a zeroed segment, without a file.
+    #[cfg(miri)]
+    pub(crate) fn create() -> Result<Self> {
+        let buffer = HostBuffer::private(Self::SIZE)?;
+        Ok(Self { content: checked(buffer.as_ptr(), buffer.len()), backing: Backing::Private(Some(buffer)) })
     }
 
     /// Maps the peer's segment from its file.
     pub(crate) fn map(file: std::os::fd::BorrowedFd<'_>) -> Result<Self> {
-        let mapping = mapping::map("connect", file, Self::SIZE, true)?;
+        let committed = if commits_on_demand() { T::HEAD } else { Self::SIZE };
+        let part = FilePart { committed, ..FilePart::whole(Self::SIZE) };
+        let mapping = mapping::map("connect", file, part, true)?;
+        if commits_on_demand() {
+            // The file may have its memory elsewhere.
+            mapping::commit_mapped("connect", mapping.start().as_ptr(), T::HEAD, true)?;
+        }
         Ok(Self { content: checked(mapping.start().as_ptr(), Self::SIZE), backing: Backing::Mapped(mapping) })
     }
 
-    /// The file that the server hands to the peer.
-    pub(crate) fn file(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
+    /// The file that the server hands to the peer. `None` once it was handed over.
+    pub(crate) fn file(&self) -> Option<Arc<OwnedFd>> {
         match &self.backing {
-            Backing::Own(buffer) => buffer.shared_file(),
+            Backing::Own { file, .. } => file.lock().unwrap_or_else(PoisonError::into_inner).clone(),
             Backing::Private(_) | Backing::Mapped(_) => None,
+        }
+    }
+
+    /// Closes the file, which the peer has.
+    pub(crate) fn close_file(&self) {
+        if let Backing::Own { file, .. } = &self.backing {
+            drop(file.lock().unwrap_or_else(PoisonError::into_inner).take());
         }
     }
 
@@ -98,23 +118,43 @@ impl<T: SegmentContent> Segment<T> {
 }
 
 impl Segment {
+    /// Makes sure that no later access can find the system out of memory: where the two sides cannot commit memory as
+    /// they need it, gives the whole segment its memory.
+    pub(crate) fn commit(&self) -> Result<()> {
+        if let Some(file) = self.file().filter(|_| !commits_on_demand()) {
+            mapping::commit("connect", file.as_fd(), Self::SIZE)?;
+            self.content().mark_committed();
+        }
+        Ok(())
+    }
+
+    /// Returns true if no other process maps the segment.
+    pub(crate) fn is_private(&self) -> bool {
+        matches!(self.backing, Backing::Private(_))
+    }
+
     /// Makes a segment for a peer in this process. It has no file, and may reuse the buffer of an earlier one.
     pub(crate) fn private() -> Result<Self> {
         let kept = REUSABLE.lock().expect("segments").pop();
         let buffer = kept.map_or_else(|| HostBuffer::private(Self::SIZE), Ok)?;
-        Ok(Self { content: checked(buffer.as_ptr(), buffer.len()), backing: Backing::Private(Some(buffer)) })
+        let content = checked(buffer.as_ptr(), buffer.len());
+        let segment = Self { content, backing: Backing::Private(Some(buffer)) };
+        // The kernel gets a page of private memory at its first access.
+        segment.content().mark_committed();
+        Ok(segment)
     }
 
     /// Keeps the buffer of a private segment for reuse, if little of it has to be zeroed: a new buffer costs many
-    /// times as much. The caller is the last user of the segment, and the first `leases` of its leases were used.
-    pub(crate) fn recycle(&mut self, leases: usize) {
+    /// times as much. The caller is the last user of the segment, and `leases` of its leases were used.
+    pub(crate) fn recycle(&mut self, leases: &[Range<usize>]) {
         if !matches!(self.backing, Backing::Private(_)) {
             return;
         }
         let content = self.content();
-        let is_small = leases <= MAX_REUSED_LEASES && !content.has_messages();
+        let used = leases.iter().map(Range::len).sum::<usize>();
+        let is_small = used <= MAX_REUSED_LEASES && !content.has_messages();
         if is_small {
-            content.reset(leases);
+            content.reset(leases.iter().flat_map(|range| &content.leases[range.clone()]));
         }
         let Backing::Private(buffer) = &mut self.backing else { return };
         let mut kept = REUSABLE.lock().expect("segments");
@@ -131,17 +171,37 @@ const MAX_REUSABLE: usize = 384;
 /// The most used leases of a segment that is kept for reuse: a page of them.
 const MAX_REUSED_LEASES: usize = 512;
 
-/// Reads a byte of every page. The first use of a page then takes no page fault.
+/// Reads a byte of every page that has memory from the beginning. The first use of such a page then takes no page
+/// fault.
 pub(crate) fn touch<T: SegmentContent>(content: &T) {
     /// The smallest page size that exists.
     const PAGE: usize = 4096;
     let start = std::ptr::from_ref(content).cast::<u8>();
     let mut byte = 0_u8;
-    for offset in (0..size_of::<T>()).step_by(PAGE) {
+    for offset in (0..T::HEAD).step_by(PAGE) {
         // SAFETY: inside the content; the other side may write there at any time, which `copy` tolerates.
         unsafe { copy(CopyStrategy::Plain, &raw mut byte, start.add(offset), 1) };
     }
     std::hint::black_box(byte);
+}
+
+/// Puts memory under `part` of a segment, so that no access finds the system out of memory. If another process has the
+/// segment too, both sides call this: neither trusts the other one to have done so.
+///
+/// # Errors
+/// `Exhausted` if there is no memory.
+pub(crate) fn commit_pages<T>(part: &[T]) -> Result<()> {
+    if cfg!(miri) || !commits_on_demand() {
+        return Ok(());
+    }
+    mapping::commit_mapped("connect", part.as_ptr().cast(), size_of_val(part), true)
+}
+
+/// Whether the kernel can put memory under a part of a mapping and report that there is none. Otherwise the target
+/// gives a whole segment its memory before a peer gets it. Both sides run on one kernel, and so find the same.
+fn commits_on_demand() -> bool {
+    static CAN: OnceLock<bool> = OnceLock::new();
+    *CAN.get_or_init(mapping::can_commit_mapped)
 }
 
 fn checked<T>(start: *mut u8, len: usize) -> NonNull<T> {
@@ -159,8 +219,29 @@ mod tests {
     fn is_zero(segment: &Segment) -> bool {
         let len = std::mem::offset_of!(ConnectionLayout, payloads);
         let start = std::ptr::from_ref(segment.content()).cast::<u8>();
+        // What is committed stays so.
+        let sender = std::mem::offset_of!(ConnectionLayout, sender);
+        let is_kept = |at: &usize| (sender..sender + size_of::<layout::SenderState>()).contains(at);
+        assert_eq!(segment.content().sender.tail.load(Ordering::Relaxed), 0);
         // SAFETY: in bounds of a segment that only this test uses.
-        (0..len).all(|at| unsafe { start.add(at).read() } == 0)
+        (0..len).filter(|at| !is_kept(at)).all(|at| unsafe { start.add(at).read() } == 0)
+    }
+
+    #[cfg(all(target_os = "linux", not(miri)))]
+    #[test]
+    fn the_head_of_a_peers_segment_has_memory_once_it_is_mapped() {
+        use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, SeekFrom};
+        if !commits_on_demand() || multirail_spi::HostSharing::of_this_process().unwrap().is_portable() {
+            return println!("skipped: the whole segment gets memory");
+        }
+        // A hostile peer's file, whose memory lies behind its end.
+        let file = rustix::fs::memfd_create("hollow", MemfdFlags::ALLOW_SEALING).unwrap();
+        let (size, head) = (Segment::<ConnectionLayout>::SIZE as u64, ConnectionLayout::HEAD as u64);
+        rustix::fs::ftruncate(&file, size).unwrap();
+        rustix::fs::fallocate(&file, FallocateFlags::KEEP_SIZE, size, 2 * head).unwrap();
+        rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW).unwrap();
+        let _segment = Segment::<ConnectionLayout>::map(file.as_fd()).unwrap();
+        assert!(rustix::fs::seek(&file, SeekFrom::Hole(0)).unwrap() >= head);
     }
 
     #[test]
@@ -176,10 +257,10 @@ mod tests {
             }
             for _ in 0..messages {
                 // SAFETY: the bytes are a local array's.
-                assert!(unsafe { message_ring::send_message(layout, [7; 9].as_ptr(), 9, None, || {}) });
+                assert!(unsafe { message_ring::send_message(layout, [7; 99].as_ptr(), 99, None, || {}) });
             }
             layout.leases[..leases].iter().for_each(|lease| lease.open(3));
-            segment.recycle(leases);
+            segment.recycle(std::slice::from_ref(&(0..leases)));
             let is_kept = matches!(segment.backing, Backing::Private(None));
             assert_eq!(is_kept, messages == 0 && leases <= MAX_REUSED_LEASES, "{imms} {messages} {leases}");
         }

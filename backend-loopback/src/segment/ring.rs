@@ -7,14 +7,26 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The atomic word that a ring consists of. Loom's tests implement it for loom's own type.
+/// The atomic word that a ring and a ready set consist of. Loom's tests implement it for loom's own type.
 pub(crate) trait AtomicWord {
+    fn swap(&self, value: u64, order: Ordering) -> u64;
+    fn set_bits(&self, bits: u64, order: Ordering);
     fn load(&self, order: Ordering) -> u64;
     fn store(&self, value: u64, order: Ordering);
     fn try_replace(&self, current: u64, new: u64) -> Result<u64, u64>;
 }
 
 impl AtomicWord for AtomicU64 {
+    #[inline]
+    fn swap(&self, value: u64, order: Ordering) -> u64 {
+        AtomicU64::swap(self, value, order)
+    }
+
+    #[inline]
+    fn set_bits(&self, bits: u64, order: Ordering) {
+        self.fetch_or(bits, order);
+    }
+
     #[inline]
     fn load(&self, order: Ordering) -> u64 {
         AtomicU64::load(self, order)
@@ -31,62 +43,63 @@ impl AtomicWord for AtomicU64 {
     }
 }
 
-/// One entry and its sequence number, in a cache line of its own.
+/// One entry of `L` words and its sequence number, in a cache line of its own.
 #[repr(C, align(64))]
-pub(crate) struct Cell<W> {
+pub(crate) struct Cell<W, const L: usize> {
     sequence: W,
-    entry: [W; 2],
+    entry: [W; L],
 }
 
-impl<W: AtomicWord> Cell<W> {
-    /// The last entry that was stored here.
-    pub(crate) fn last(&self) -> RingEntry {
-        [self.entry[0].load(Ordering::Relaxed), self.entry[1].load(Ordering::Relaxed)]
+impl<W: AtomicWord, const L: usize> Cell<W, L> {
+    /// The first word of the last entry that was stored here.
+    pub(crate) fn last(&self) -> u64 {
+        self.entry[0].load(Ordering::Relaxed)
     }
 
     /// Zeroes the cell. No other thread may use the ring any more.
     pub(crate) fn reset(&self) {
-        [&self.sequence, &self.entry[0], &self.entry[1]]
-            .iter()
-            .for_each(|word| word.store(0, Ordering::Relaxed));
+        self.sequence.store(0, Ordering::Relaxed);
+        self.entry.iter().for_each(|word| word.store(0, Ordering::Relaxed));
     }
 }
-
-/// An entry: two words.
-pub(crate) type RingEntry = [u64; 2];
 
 /// Attempts of a producer before it reports a full ring. Without a limit, a hostile consumer could keep it in the
 /// loop.
 const ATTEMPTS: usize = 1 << 10;
 
 /// A ring. Its memory is elsewhere, usually in a segment.
-pub(crate) struct Ring<'a, W, const N: usize> {
+pub(crate) struct Ring<'a, W, const N: usize, const L: usize> {
     tail: &'a W,
-    cells: &'a [Cell<W>; N],
+    cells: &'a [Cell<W, L>; N],
 }
 
-impl<'a, W: AtomicWord, const N: usize> Ring<'a, W, N> {
+impl<'a, W: AtomicWord, const N: usize, const L: usize> Ring<'a, W, N, L> {
     const SHIFT: u32 = {
         assert!(N.is_power_of_two());
         N.trailing_zeros()
     };
 
     #[inline]
-    pub(crate) fn new(tail: &'a W, cells: &'a [Cell<W>; N]) -> Self {
+    pub(crate) fn new(tail: &'a W, cells: &'a [Cell<W, L>; N]) -> Self {
         Self { tail, cells }
     }
 
-    /// Appends `entry`. Returns false if the ring is full.
+    /// Appends an entry, whose words from the length of `entry` on are any. Returns false if the ring is full, or if
+    /// `may_use` says that the cell of a position has no memory.
     #[inline]
-    pub(crate) fn push(&self, entry: RingEntry) -> bool {
+    pub(crate) fn push(&self, entry: &[u64], may_use: impl Fn(u64) -> bool) -> bool {
         for _ in 0..ATTEMPTS {
             let position = self.tail.load(Ordering::Relaxed);
+            if !may_use(position) {
+                return false;
+            }
             let (cell, free) = self.locate(position);
             let sequence = cell.sequence.load(Ordering::Acquire);
             if sequence == free {
                 if self.tail.try_replace(position, position.wrapping_add(1)).is_ok() {
-                    cell.entry[0].store(entry[0], Ordering::Relaxed);
-                    cell.entry[1].store(entry[1], Ordering::Relaxed);
+                    for (word, value) in cell.entry.iter().zip(entry) {
+                        word.store(*value, Ordering::Relaxed);
+                    }
                     cell.sequence.store(free.wrapping_add(1), Ordering::Release);
                     return true;
                 }
@@ -113,19 +126,19 @@ impl<'a, W: AtomicWord, const N: usize> Ring<'a, W, N> {
 
     /// Takes the entry at `head` and advances `head`. A ring has one consumer.
     #[inline]
-    pub(crate) fn pop(&self, head: &mut u64) -> Option<RingEntry> {
+    pub(crate) fn pop(&self, head: &mut u64) -> Option<[u64; L]> {
         let (cell, free) = self.locate(*head);
         if cell.sequence.load(Ordering::Acquire) != free.wrapping_add(1) {
             return None;
         }
-        let entry = [cell.entry[0].load(Ordering::Relaxed), cell.entry[1].load(Ordering::Relaxed)];
+        let entry = std::array::from_fn(|word| cell.entry[word].load(Ordering::Relaxed));
         cell.sequence.store(free.wrapping_add(2), Ordering::Release);
         *head = head.wrapping_add(1);
         Some(entry)
     }
 
     #[inline]
-    fn locate(&self, position: u64) -> (&'a Cell<W>, u64) {
+    fn locate(&self, position: u64) -> (&'a Cell<W, L>, u64) {
         let lap = position >> Self::SHIFT;
         (&self.cells[position as usize & (N - 1)], lap.wrapping_mul(2))
     }

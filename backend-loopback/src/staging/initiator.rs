@@ -162,7 +162,7 @@ impl StagingInitiator {
             self.cursor.head += 1;
         }
         if self.cursor.head != before {
-            message_ring::wake_if_armed(self.target.layout(), || self.target.wake());
+            message_ring::wake_if_armed(self.target.layout(), || self.target.mark_ready());
         }
     }
 

@@ -13,7 +13,7 @@ use backend_loopback::{Loopback, Null};
 use benches::list_load::ListLoad;
 use benches::{Driven, FabricPair, LIMIT, shuffled};
 use transport_core::copy::{CopyStrategy, copy};
-use transport_core::{Pages, Region, Result, WriteOptions};
+use transport_core::{Pages, RecvPool, Region, Result, WriteOptions};
 
 const PAGE: usize = 4096;
 const PAGES: u32 = 256;
@@ -23,6 +23,7 @@ const NULL_PAGE: usize = 64 << 10;
 const NULL_PAGES: u32 = 1024;
 const ENTRIES: u32 = 4096;
 const REGIONS: u32 = 64;
+const POOL: usize = 64;
 
 /// A measured loop, its name, the operations per round and the limit beyond the copy.
 struct Case {
@@ -90,6 +91,22 @@ const CASES: &[Case] = &[
         copies: nothing,
         per_round: 1,
         limit: 5200,
+    },
+    Case {
+        name: "message of 8 bytes into a receive, until it is taken",
+        open: loopback,
+        measured: messages,
+        copies: nothing,
+        per_round: 1,
+        limit: 2900,
+    },
+    Case {
+        name: "message of 8 bytes into a pool, until it is taken and its buffer is free",
+        open: loopback,
+        measured: pooled_messages,
+        copies: with_a_pool,
+        per_round: 1,
+        limit: 2900,
     },
     Case {
         name: "turn in which nothing happens, null",
@@ -165,6 +182,45 @@ fn notify(pair: &FabricPair) {
     }
     while op.try_result().transpose().expect("done").is_none() {
         pair.writer.step();
+    }
+}
+
+#[inline(never)]
+fn messages(pair: &FabricPair) {
+    (0..ROUNDS).for_each(|_| message(pair));
+}
+
+fn message(pair: &FabricPair) {
+    let mut receive = pair.target.recv(&pair.landing, 0..8).expect("recv");
+    pair.peer.send(&pair.src, 0..8).expect("send").wait(LIMIT).expect("sent");
+    while receive.try_result().transpose().expect("received").is_none() {
+        pair.target.step();
+    }
+}
+
+#[inline(never)]
+fn pooled_messages(pair: &FabricPair) {
+    let pool = pool(pair);
+    (0..ROUNDS).for_each(|_| pooled_message(pair, &pool));
+}
+
+/// Makes the pool, as the loop does.
+#[inline(never)]
+fn with_a_pool(pair: &FabricPair) {
+    black_box(pool(pair));
+}
+
+/// A pool whose receives are posted.
+fn pool(pair: &FabricPair) -> RecvPool {
+    let pool = pair.target.recv_pool(POOL, 8).expect("a pool");
+    pair.target.step();
+    pool
+}
+
+fn pooled_message(pair: &FabricPair, pool: &RecvPool) {
+    pair.peer.send(&pair.src, 0..8).expect("send").wait(LIMIT).expect("sent");
+    while pool.try_next().transpose().expect("received").is_none() {
+        pair.target.step();
     }
 }
 
@@ -301,6 +357,7 @@ fn count(index: usize, which: &str) -> std::result::Result<u64, String> {
             "instructions::bare_pages*",
             "instructions::bare_lists*",
             "instructions::nothing*",
+            "instructions::with_a_pool*",
         ],
         _ => &[
             "instructions::writes*",
@@ -309,6 +366,8 @@ fn count(index: usize, which: &str) -> std::result::Result<u64, String> {
             "instructions::lone_writes*",
             "instructions::idle_turns*",
             "instructions::notifications*",
+            "instructions::messages*",
+            "instructions::pooled_messages*",
             "instructions::prepared_lists*",
             "instructions::selected_lists*",
         ],

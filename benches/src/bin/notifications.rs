@@ -22,6 +22,8 @@ struct NotificationArguments {
 enum NotificationCommand {
     /// Compares imms and notifications.
     Compare(Comparison),
+    /// Measures messages: half a round trip, and round trips in a second with many under way.
+    Messages(Messages),
     /// The other side.
     #[command(hide = true)]
     Target(Target<Over>),
@@ -30,6 +32,7 @@ enum NotificationCommand {
 fn main() -> ExitCode {
     let done = match NotificationArguments::parse().what {
         NotificationCommand::Compare(comparison) => comparison.run().map(|()| ExitCode::SUCCESS),
+        NotificationCommand::Messages(messages) => messages.run().map(|()| ExitCode::SUCCESS),
         NotificationCommand::Target(target) => target.run(),
     };
     exit_code("notifications", done)
@@ -89,6 +92,58 @@ impl Comparison {
         };
         let measured = std::thread::scope(|scope| scope.spawn(measure).join());
         Ok(measured.map_err(|_| "the measurement has panicked")??)
+    }
+}
+
+#[derive(clap::Args)]
+struct Messages {
+    #[command(flatten)]
+    over: Over,
+    /// Bytes of each message.
+    #[arg(long, value_delimiter = ',', default_value = "8,64,1024,4096")]
+    sizes: Vec<usize>,
+    /// Runs, each with processes of its own.
+    #[arg(long, default_value_t = 9)]
+    runs: usize,
+    /// Round trips of each run.
+    #[arg(long, default_value_t = 20_000)]
+    trips: usize,
+    /// Round trips under way.
+    #[arg(long, default_value_t = 64)]
+    window: usize,
+}
+
+impl Messages {
+    /// Prints the medians for each size.
+    fn run(&self) -> BenchResult<()> {
+        for size in &self.sizes {
+            let (mut halves, mut rates) = (Vec::new(), Vec::new());
+            for _ in 0..self.runs {
+                // A thread of its own, as above.
+                let measured = std::thread::scope(|scope| scope.spawn(|| self.measure(*size)).join());
+                let (half, rate) = measured.map_err(|_| "the measurement has panicked")??;
+                halves.push(half.as_secs_f64() * 1e6);
+                rates.push(rate / 1e6);
+            }
+            println!(
+                "{}, messages of {size} bytes: half a round trip {:.2} us, {:.2} million round trips a second",
+                self.over.over,
+                median(&mut halves),
+                median(&mut rates)
+            );
+        }
+        Ok(())
+    }
+
+    fn measure(&self, size: usize) -> std::result::Result<(Duration, f64), String> {
+        let writer = ConnectedWriter::echo(&self.over, size, AnnouncedBy::Message);
+        let writer = writer.map_err(|why| why.to_string())?;
+        pin(ProcessRole::Writer).map_err(|why| why.to_string())?;
+        let mut ping_pong = writer.ping_pong(size, AnnouncedBy::Message).map_err(|why| why.to_string())?;
+        ping_pong.latency(self.trips / 10).map_err(|why| why.to_string())?;
+        let half = ping_pong.latency(self.trips).map_err(|why| why.to_string())?;
+        let rate = ping_pong.rate(self.trips / 1000, self.window).map_err(|why| why.to_string())?;
+        Ok((half, rate))
     }
 }
 

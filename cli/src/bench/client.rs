@@ -101,7 +101,7 @@ impl<'a> Client<'a> {
         let mut runner = LoadRunner::new(&peer, &local, remote, load, layout, asked)?;
         tracing::info!(op = load.kind.name(), size = load.size, pages = load.pages, "measuring");
 
-        let (before, explained) = (Rails::of(self.fabric), runner.explain()?);
+        let (began, before, explained) = (Instant::now(), Rails::of(self.fabric), runner.explain()?);
         runner.pass(verify)?;
         if verify {
             self.check(&local, load, runner.operations())?;
@@ -140,7 +140,7 @@ impl<'a> Client<'a> {
             let verified = verify && !is_cut_short;
             let row =
                 BenchRow::new(&self.backend, load, &measured, verified, path, rails).failed_rail(failed);
-            report.add(row.cut_short(is_cut_short), is_cut_short)?;
+            report.add(row.began_at(began).cut_short(is_cut_short), is_cut_short)?;
         }
         ended
     }

@@ -9,6 +9,7 @@ mod limit;
 mod load;
 mod load_runner;
 mod memory;
+mod page;
 pub(super) mod protocol;
 mod rails;
 mod report;
@@ -18,6 +19,7 @@ mod server;
 mod spawn;
 mod verification;
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -31,6 +33,7 @@ use client::Client;
 use failing::{FailRail, RailFailure};
 use load::{BenchLoad, OpKind};
 use memory::BenchMemory;
+use page::ResultPage;
 use report::RowReport;
 use row::BenchRow;
 
@@ -175,6 +178,11 @@ struct MeasureOptions {
     #[command(flatten)]
     observed: ObserveOptions,
 
+    /// Also write a page with the results to this file: plots, this machine, findings of doctor; any browser shows it,
+    /// without a network
+    #[arg(long, value_name = "FILE.html")]
+    report: Option<PathBuf>,
+
     /// Do not compare the bytes that arrived
     #[arg(long)]
     no_verify: bool,
@@ -282,7 +290,7 @@ pub fn run(common: &Common, arguments: BenchArguments) -> CommandResult {
             measured.apply_settings();
             let loads = measured.loads()?;
             let (fabric, failure) = measured.open(common)?;
-            let report = report(common, &loads, &[&fabric])?;
+            let report = report(common, &measured, &loads, &[&fabric])?;
             report.end(measure_at(common, (&fabric, failure), &address, &measured, &loads, &report))
         }
         Some(BenchRole::Ladder(ladder)) => ladder::run(common, &ladder),
@@ -295,7 +303,7 @@ fn two_processes(common: &Common, measured: &MeasureOptions) -> CommandResult {
     measured.apply_settings();
     let loads = measured.loads()?;
     let (fabric, failure) = measured.open(common)?;
-    let report = report(common, &loads, &[&fabric])?;
+    let report = report(common, measured, &loads, &[&fabric])?;
     let done = spawn::ServerProcess::start(common).and_then(|mut server| {
         let address = server.address().to_owned();
         match measure_at(common, (&fabric, failure), &address, measured, &loads, &report) {
@@ -310,8 +318,8 @@ fn in_process(common: &Common, measured: &MeasureOptions) -> CommandResult {
     measured.apply_settings();
     let loads = measured.loads()?;
     let ((here, failure), there) = (measured.open(common)?, common.open()?);
-    let report = report(common, &loads, &[&here, &there])?;
     let (peer, origin) = here.connect_local(&there)?;
+    let report = report(common, measured, &loads, &[&here, &there])?;
     let ours = origin.clone();
     let target = std::thread::spawn(move || server::serve_one(&there, &ours, |_| Ok(())));
     let client = Client::connect(&here, &peer, failure);
@@ -324,13 +332,18 @@ fn in_process(common: &Common, measured: &MeasureOptions) -> CommandResult {
     report.end(done.and(served))
 }
 
-/// A report that ends early after a signal to this process.
+/// A report that ends early after a signal to this process. The first fabric is that of the client.
 fn report(
     common: &Common,
+    measured: &MeasureOptions,
     loads: &[BenchLoad],
     fabrics: &[&Fabric],
 ) -> CommandResult<Arc<RowReport<BenchRow>>> {
     let report = RowReport::new(common.json, loads.len(), "sizes", BenchRow::print);
+    if let (Some(path), Some(fabric)) = (&measured.report, fabrics.first()) {
+        let page = ResultPage::begin(common, path, fabric)?;
+        report.at_end(move |rows, failure| page.finish(rows, failure));
+    }
     report.take_signals(fabrics.iter().map(|fabric| fabric.downgrade()).collect())?;
     Ok(report)
 }

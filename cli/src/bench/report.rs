@@ -21,6 +21,9 @@ const END: Duration = Duration::from_millis(400);
 /// The function that prints rows.
 type Print<R> = dyn Fn(&[R]) -> CommandResult + Send + Sync;
 
+/// The function that gets all rows at the end, and the failure that ended the bench.
+type AtEnd<R> = dyn FnOnce(&[R], Option<&CommandFailure>) -> CommandResult + Send;
+
 /// The rows measured so far.
 pub struct RowReport<R> {
     json: bool,
@@ -28,12 +31,13 @@ pub struct RowReport<R> {
     planned: (usize, &'static str),
     print: Box<Print<R>>,
     rows: Mutex<Rows<R>>,
+    at_end: Mutex<Option<Box<AtEnd<R>>>>,
     /// The received signal, or 0.
     signal: AtomicI32,
 }
 
 struct Rows<R> {
-    /// The rows that are not printed yet.
+    /// All rows. Those of a table are printed at the end.
     kept: Vec<R>,
     /// The number of complete rows.
     whole: usize,
@@ -55,8 +59,14 @@ impl<R: Serialize + Send + 'static> RowReport<R> {
             planned: (planned, what),
             print: Box::new(print),
             rows: Mutex::new(Rows { kept: Vec::new(), whole: 0, is_cut_short: false }),
+            at_end: Mutex::new(None),
             signal: AtomicI32::new(0),
         })
+    }
+
+    /// Calls `hook` once, at the end.
+    pub fn at_end(&self, hook: impl FnOnce(&[R], Option<&CommandFailure>) -> CommandResult + Send + 'static) {
+        *self.at_end.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(hook));
     }
 
     /// Handles INT, TERM and HUP from now on: the measurement sees them with [`Self::is_interrupted`]. If it does not
@@ -103,18 +113,25 @@ impl<R: Serialize + Send + 'static> RowReport<R> {
         let mut rows = self.rows.lock().unwrap_or_else(PoisonError::into_inner);
         rows.whole += usize::from(!is_cut_short);
         rows.is_cut_short |= is_cut_short;
-        if self.json {
-            return output::json(&row);
-        }
+        let printed = if self.json { output::json(&row) } else { Ok(()) };
         rows.kept.push(row);
-        Ok(())
+        printed
     }
 
     /// Prints the remaining rows. Returns `done`, or the failure of a signal that ended the bench.
     pub fn end(&self, done: CommandResult) -> CommandResult {
         let mut rows = self.rows.lock().unwrap_or_else(PoisonError::into_inner);
         let kept = std::mem::take(&mut rows.kept);
-        let printed = if kept.is_empty() { Ok(()) } else { (self.print)(&kept) };
+        let ended = self.end_of(&rows, &kept, done);
+        let hook = self.at_end.lock().unwrap_or_else(PoisonError::into_inner).take();
+        match hook.map_or(Ok(()), |hook| hook(&kept, ended.as_ref().err())) {
+            Ok(()) => ended,
+            Err(failure) => ended.and(Err(failure)),
+        }
+    }
+
+    fn end_of(&self, rows: &Rows<R>, kept: &[R], done: CommandResult) -> CommandResult {
+        let printed = if kept.is_empty() || self.json { Ok(()) } else { (self.print)(kept) };
         let signal = self.signal.load(Ordering::Acquire);
         if signal == 0 || (done.is_ok() && rows.whole == self.planned.0) {
             return done.and(printed);

@@ -1,5 +1,7 @@
 //! The printed row of one measurement.
 
+use std::time::Instant;
+
 use serde::Serialize;
 
 use super::client::RoundResults;
@@ -48,6 +50,9 @@ pub struct BenchRow {
     cut_short: bool,
     #[serde(skip)]
     is_on_gpu: bool,
+    /// When the measurement began.
+    #[serde(skip)]
+    began: Instant,
     #[serde(flatten)]
     rails: Rails,
     /// The rail of `--fail-rail`.
@@ -113,6 +118,7 @@ impl BenchRow {
             percent_of_limit: limit.map(|(speed, _)| round(measured.speed / speed * 100.0)),
             cut_short: false,
             is_on_gpu: load.is_on_gpu(),
+            began: Instant::now(),
             rails,
             failed: None,
         }
@@ -121,6 +127,21 @@ impl BenchRow {
     /// Sets the rail that was lost during the measurement.
     pub fn failed_rail(self, failed: Option<FailedRail>) -> Self {
         Self { failed, ..self }
+    }
+
+    /// Sets when the measurement began.
+    pub fn began_at(self, began: Instant) -> Self {
+        Self { began, ..self }
+    }
+
+    /// When the measurement began.
+    pub fn began(&self) -> Instant {
+        self.began
+    }
+
+    /// The size of a page.
+    pub fn size(&self) -> Size {
+        Size(self.size)
     }
 
     /// Sets whether the measurement ended early.

@@ -1,7 +1,6 @@
 //! `multirail device`: looks at the rails of a running process, and takes devices out of service and back, over the
 //! process's admin socket.
 
-mod admin_client;
 mod rail_table;
 
 use std::path::PathBuf;
@@ -10,14 +9,14 @@ use std::time::Duration;
 use multirail::admin::AdminRequest;
 
 use super::Common;
+use super::admin_client::AdminClient;
 use super::command::EXIT;
 use super::failure::CommandResult;
 use super::output;
 use super::units;
-use admin_client::AdminClient;
 
 /// How an admin socket is opened, for `--help`.
-const SOCKET: &str = "The process opens its admin socket by `serve --admin PATH`, `bench ... --admin PATH`, or, in a \
+pub const SOCKET: &str = "The process opens its admin socket by `serve --admin PATH`, `bench ... --admin PATH`, or, in a \
     program, by FabricBuilder::admin_socket. Only the user of the process, and root, may connect.";
 
 #[derive(clap::Args)]

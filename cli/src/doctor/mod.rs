@@ -19,9 +19,10 @@ use multirail::{BackendChoice, Registry};
 use super::failure::{CommandFailure, CommandResult};
 use super::output::TextTable;
 use super::{Common, output};
-use finding::{Check, CheckResult, Finding, Level, worst};
+use finding::{Check, CheckResult, worst};
 use host::ExaminedHost;
 
+pub use finding::{Finding, Level};
 pub use gpu::GpuRegistration;
 use libraries::LibraryReport;
 
@@ -67,6 +68,11 @@ const CHECKS: [(&str, CheckFn); 20] = [
 /// The ways to register GPU memory with a card on this host.
 pub fn gpu_registration() -> GpuRegistration {
     GpuRegistration::of(&ExaminedHost::here())
+}
+
+/// The findings of all checks of this host.
+pub fn findings(common: &Common) -> CommandResult<Vec<Finding>> {
+    examine(common, &DoctorArguments { peer: None })
 }
 
 /// Runs the checks and prints the findings. The worst level is the exit code.

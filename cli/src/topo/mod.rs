@@ -1,7 +1,7 @@
 //! `multirail topo`: the GPUs and cards of a machine, and its rail groups.
 
 pub mod label;
-mod picture;
+pub mod picture;
 #[cfg(test)]
 mod samples;
 mod tree;
@@ -94,6 +94,16 @@ pub fn run(common: &Common, arguments: &TopoArguments) -> CommandResult {
         first += groups.len();
     }
     Ok(())
+}
+
+/// A picture of this host's rail groups, as an SVG element.
+pub fn picture_of_this_host(common: &Common) -> CommandResult<String> {
+    let source = MachineSource::of_this_host()?;
+    let (name, machine) = source.read()?;
+    let is_here = source == MachineSource::ThisHost;
+    let backends = common.registry()?.rail_groups(&common.choice()?, &machine, is_here)?;
+    let groups: Vec<RailGroup> = backends.into_iter().flat_map(|backend| backend.groups).collect();
+    Ok(picture::element(&printable(&name), &machine, &groups))
 }
 
 /// The number of card names per line.

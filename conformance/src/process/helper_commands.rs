@@ -12,7 +12,7 @@
 //! | `descriptor NAME`, `revoke NAME`, `unpublish NAME`, `free NAME` | |
 //! | `write SRC FROM LEN REMOTE AT IMM`, `read DST AT LEN REMOTE FROM` | |
 //! | `pages SRC REMOTE COUNT PAGE SEED IMM` | |
-//! | `send SRC FROM LEN IMM`, `receive DST AT LEN`, `wait-receive` | length and imm |
+//! | `send SRC FROM LEN IMM`, `receive DST AT LEN`, `wait-receive` | length and imm, and whether another peer sent it |
 //! | `sends SRC FROM LEN COUNT`, `pool COUNT SIZE`, `wait-pool COUNT SIZE` | |
 //! | `alloc-catalogue NAME COUNT LEN` | publishes a catalogue of regions, each with the content of its number |
 //! | `address NAME NUMBER` | the address of a region of the catalogue |
@@ -284,7 +284,9 @@ impl Helper {
                 let mut receive =
                     self.receive.take().ok_or_else(|| TrialFailure::new("no receive is posted"))?;
                 let outcome = receive.wait(LIMIT)?;
-                return Ok(format!("{} {:?}", outcome.bytes, outcome.imm));
+                let is_of_peer = |peer: &Peer| outcome.peer == Some(peer.id());
+                let sender = if self.peer.as_ref().is_none_or(is_of_peer) { "" } else { " of another peer" };
+                return Ok(format!("{} {:?}{sender}", outcome.bytes, outcome.imm));
             }
             "imms" => {
                 let (imm, count): (u32, usize) = (words.next()?, words.next()?);

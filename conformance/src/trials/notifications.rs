@@ -7,7 +7,7 @@ use std::time::Duration;
 use transport_core::spi::Operations;
 use transport_core::{
     Access, Error, ErrorKind, Fabric, LocalList, Notification, Op, Outcome, Pages, ReadOptions, RemoteList,
-    WriteOptions,
+    SendOptions, TraceContext, WriteOptions,
 };
 
 use crate::check::{TestResult, TrialFailure, ensure, ensure_eq, ensure_err, within};
@@ -21,6 +21,7 @@ const ALL: Operations = Operations::all();
 
 pub(super) const TRIALS: &[Trial] = &[
     Trial::new("notifications::of_any_length", any_length).on(ALL_PATHS).needs(SEND),
+    Trial::new("notifications::with_trace_contexts", with_trace_contexts).on(ALL_PATHS).needs(ALL),
     Trial::new("notifications::after_their_bytes", after_their_bytes).on(ALL_PATHS).needs(ALL),
     Trial::new("notifications::beside_imms_and_messages", beside_imms_and_messages).on(ALL_PATHS).needs(ALL),
     Trial::new("notifications::that_nobody_takes", nobody_takes).on(ALL_PATHS).needs(SEND),
@@ -76,6 +77,70 @@ fn any_length(context: &TrialContext) -> TestResult {
         let error =
             ensure_err("1 MiB and 1 byte", peer.notify(&vec![0; (1 << 20) + 1]), &[ErrorKind::TooLarge])?;
         ensure(error.context().contains("1048576"), error.to_string())?;
+    }
+    Ok(())
+}
+
+/// A notification takes the trace context of its operation along, whatever its length, and no other does. A trace context
+/// alone changes nothing that the peer sees.
+fn with_trace_contexts(context: &TrialContext) -> TestResult {
+    const LEN: usize = 5000;
+    let pair = pair(context)?;
+    let trace = |number: u8| TraceContext::new([number; 16], [number + 100; 8], number);
+    // With their context, 207 bytes fit into what the calling thread sends from its stack, 4,047 into one message.
+    const LENS: [usize; 9] = [0, 207, 208, 4047, 4048, 4072, 300_000, (1 << 20) - 1, 1 << 20];
+    let mut ops = Vec::new();
+    for (number, len) in (1..).zip(LENS) {
+        let options = SendOptions::new().trace(trace(number)?);
+        ops.push((len, pair.to_b.notify_with(&notification(len, 0), &options)?));
+        ops.push((len, pair.to_b.notify(&notification(len, 1))?));
+    }
+    for (number, len) in (1..).zip(LENS) {
+        for (seed, expected) in [(0, Some(trace(number)?)), (1, None)] {
+            let taken = next(&pair, &pair.b)?;
+            ensure(taken.bytes == notification(len, seed), format!("{} of {len} bytes", taken.bytes.len()))?;
+            ensure_eq("its trace", taken.trace, expected)?;
+        }
+    }
+    for (len, op) in ops {
+        ensure_eq("the outcome", pair.sim.done(op)?.bytes, len as u64)?;
+    }
+
+    let src = CheckedRegion::new(&pair.a, LEN, FULL_ACCESS, context.seed)?;
+    let mut dst = CheckedRegion::new(&pair.b, LEN, FULL_ACCESS, context.seed + 1)?;
+    let (remote, peer) = (dst.import(&pair.to_b)?, &pair.to_b);
+    for (number, notifies) in [(20, true), (21, false)] {
+        let (mut write, mut read) = (WriteOptions::new(), ReadOptions::new());
+        if notifies {
+            (write, read) = (write.notify(*b"moved"), read.notify(*b"moved"));
+        }
+        let (write, read) = (write.trace(trace(number)?), read.trace(trace(number)?));
+        let prepared = peer.prepare_write_pages(&src.region, [0, 1], &remote, [0, 1], 2500, &write)?;
+        for op in [
+            peer.write_with(&src.region, 0..LEN, &remote, 0, &write)?,
+            peer.write_pages_with(&src.region, [1], &remote, [1], 2500, &write)?,
+            prepared.post()?,
+        ] {
+            pair.sim.done(op)?;
+        }
+        dst.expect_from(0, &src, 0..LEN);
+        dst.check("written")?;
+        for op in [
+            peer.read_with(&src.region, 0..LEN, &remote, 0, &read)?,
+            peer.read_pages_with(&src.region, [1], &remote, [1], 2500, &read)?,
+        ] {
+            pair.sim.done(op)?;
+        }
+        src.check("read")?;
+        for _ in 0..if notifies { 5 } else { 0 } {
+            let taken = next(&pair, &pair.b)?;
+            ensure_eq(
+                "a notification",
+                (&taken.bytes[..], taken.trace),
+                (&b"moved"[..], Some(trace(number)?)),
+            )?;
+        }
+        none_is_left(&pair, &pair.b)?;
     }
     Ok(())
 }

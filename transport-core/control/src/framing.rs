@@ -6,8 +6,10 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use crate::bootstrap::{MAX_FRAME, RecvHalf, SendHalf};
 use multirail_spi::{Error, ErrorKind, Result};
 
-/// Bytes that one read takes at most; most frames are far smaller.
-const CHUNK: usize = 8 << 10;
+/// The room for a read: as much as is buffered, between these bounds. Most frames, and all of a silent peer's, fit into
+/// the smallest. A process may have thousands of peers.
+const ROOM: usize = 256;
+const MAX_ROOM: usize = 8 << 10;
 const PREFIX: usize = size_of::<u32>();
 
 /// Converts an error of the stream to ours.
@@ -48,7 +50,6 @@ impl<W: AsyncWrite + Send + Unpin> SendHalf for StreamSender<W> {
 /// Reads frames from a byte stream. It keeps the bytes of a partly read frame between calls.
 pub struct StreamReceiver<R> {
     stream: R,
-    chunk: Box<[u8]>,
     /// Bytes that were read and not returned yet. The buffer grows with the bytes that arrive, not with the announced
     /// length.
     buffered: Vec<u8>,
@@ -59,13 +60,7 @@ pub struct StreamReceiver<R> {
 impl<R> StreamReceiver<R> {
     /// Reads from `stream`, and accepts frames of at most [`MAX_FRAME`] bytes.
     pub fn new(stream: R) -> Self {
-        Self {
-            stream,
-            chunk: vec![0; CHUNK].into(),
-            buffered: Vec::new(),
-            limit: MAX_FRAME,
-            describe: connection_lost,
-        }
+        Self { stream, buffered: Vec::new(), limit: MAX_FRAME, describe: connection_lost }
     }
 
     /// Converts errors of the stream with `describe`.
@@ -98,6 +93,9 @@ impl<R> StreamReceiver<R> {
         }
         let frame = rest[..length].to_vec();
         self.buffered.drain(..PREFIX + length);
+        if self.buffered.is_empty() && self.buffered.capacity() > 4 * ROOM {
+            self.buffered = Vec::new();
+        }
         Ok(Some(frame))
     }
 }
@@ -109,12 +107,12 @@ impl<R: AsyncRead + Send + Unpin> RecvHalf for StreamReceiver<R> {
             if let Some(frame) = self.take_frame()? {
                 return Ok(frame);
             }
-            // `read` is cancel-safe, and its bytes are in the buffer before the next await.
-            let count = self.stream.read(&mut self.chunk).await.map_err(self.describe)?;
+            self.buffered.reserve(self.buffered.len().clamp(ROOM, MAX_ROOM));
+            // `read_buf` is cancel-safe: its bytes are in the buffer once it returns.
+            let count = self.stream.read_buf(&mut self.buffered).await.map_err(self.describe)?;
             if count == 0 {
                 return Err((self.describe)(std::io::ErrorKind::UnexpectedEof.into()));
             }
-            self.buffered.extend_from_slice(&self.chunk[..count]);
         }
     }
 
@@ -172,6 +170,20 @@ mod tests {
             let (sent, got) = tokio::join!(sender.send(&frame), receiver.recv());
             sent.unwrap();
             assert!(got.unwrap() == frame);
+        });
+    }
+
+    #[test]
+    fn a_silent_peer_takes_little_memory() {
+        run(async {
+            let (remote, local) = duplex(1 << 20);
+            let (mut sender, mut receiver) = (StreamSender::new(remote), StreamReceiver::new(local));
+            for len in [100, MAX_FRAME / 2, 5, 1500, 0] {
+                sender.send(&vec![1; len]).await.unwrap();
+                assert_eq!(receiver.recv().await.unwrap().len(), len);
+                let waits = tokio::time::timeout(Duration::ZERO, receiver.recv()).await;
+                assert!(waits.is_err() && receiver.buffered.capacity() <= 4 * ROOM, "after {len} bytes");
+            }
         });
     }
 

@@ -65,6 +65,9 @@ pub struct EngineHandle {
     /// requests of the user but warm-ups. Then a message counts for the sender's grant only once its buffer is free
     /// again, not when it arrives. So the grants of all peers never exceed the receives that are posted.
     pub for_notifications: bool,
+    /// Whether peers send messages over several rails, so that receives are spread over them. Only the engine changes
+    /// it.
+    pub spreads_receives: AtomicBool,
     /// Whether the worker sleeps. A thread that adds a command then wakes it.
     pub parked: AtomicBool,
     pub wakeup: WakeupHandle,
@@ -129,6 +132,7 @@ impl EngineHandle {
             submissions: ArrayQueue::new(table.capacity()),
             table,
             controls: SegQueue::new(),
+            spreads_receives: AtomicBool::new(false),
             parked: AtomicBool::new(false),
             wakeup,
             hash: AtomicU64::new(0),
@@ -193,6 +197,24 @@ impl EngineHandle {
     pub fn control(&self, control: Control) {
         self.controls.push(control);
         self.after_push();
+    }
+
+    /// As [`EngineHandle::control`], for a command that waits until the worker wakes for another reason, unless
+    /// `is_due`.
+    ///
+    /// `is_due` reads what the engine alone changes. It is asked once the command is queued, behind a fence that pairs
+    /// with the one in `worker`: if the worker goes to sleep without the command, `is_due` reads what holds while the
+    /// worker sleeps.
+    pub fn control_later(&self, control: Control, is_due: impl FnOnce() -> bool) {
+        self.controls.push(control);
+        fence(Ordering::SeqCst);
+        if is_due() {
+            self.wake();
+        }
+        // As in `after_push`.
+        if self.closed.load(Ordering::Relaxed) {
+            self.end_queued();
+        }
     }
 
     /// Wakes the worker. If the engine is closed, ends the command that was just pushed.
@@ -415,5 +437,24 @@ impl EngineHandle {
             for_notifications: false,
         };
         Arc::new(Self::new(setup, wakeup))
+    }
+}
+
+#[cfg(all(test, not(multirail_loom)))]
+mod tests {
+    use super::*;
+    use crate::Time;
+
+    #[test]
+    fn a_command_that_can_wait_wakes_the_worker_only_if_it_is_due_once_it_is_queued() {
+        let handle = EngineHandle::without_engine();
+        for is_due in [false, true] {
+            handle.parked.store(true, Ordering::Relaxed);
+            handle.control_later(Control::Timer { at: Time::NEVER }, || {
+                assert!(handle.controls.pop().is_some(), "asked before the command is queued");
+                is_due
+            });
+            assert_eq!(handle.parked.load(Ordering::Relaxed), !is_due);
+        }
     }
 }

@@ -74,12 +74,12 @@ pub use error::{Error, ErrorKind, Result};
 pub use flush::Flushes;
 #[cfg(unix)]
 pub use memory::DmaBuf;
-#[cfg(target_os = "linux")]
-pub use memory::commit_file;
 pub use memory::{Access, Flush, Locality, Memory, MemoryKind};
-pub use memory::{HostBuffer, HostRange};
+pub use memory::{HostArenas, HostBuffer, HostRange};
 #[cfg(unix)]
-pub use memory::{HostSharing, Mapping, page_size};
+pub use memory::{HostSharing, Mapping, SharedRange, page_size};
+#[cfg(target_os = "linux")]
+pub use memory::{commit_file, populate_range};
 pub use paths::Paths;
 pub use peer_slots::{ClosedSlots, SlotTable, claim_slot};
 pub use wakeup::{Signal, WakeupHandle, WakeupPipe};

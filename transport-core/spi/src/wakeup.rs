@@ -63,6 +63,13 @@ impl WakeupPipe {
     }
 }
 
+/// The receiving end, to wait for it beside others.
+impl AsFd for WakeupPipe {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.receiver.as_fd()
+    }
+}
+
 impl WakeupHandle {
     /// Wakes the thread that sleeps on the pipe. Does nothing if the pipe is full: then it is readable already. Also
     /// does nothing if its receiving end is closed.

@@ -3,10 +3,18 @@
 use serde::{Deserialize, Serialize};
 
 use super::json;
+use super::json_writer::to_json;
+use crate::observe::Dump;
 use crate::{Error, ErrorKind, RailCounters, Result};
 
 /// The most bytes of a request, without the end of its line.
 pub const MAX_LINE: usize = 4096;
+
+/// The most operations of one rail group in a response. A program may have many thousands of them.
+pub const MAX_OPERATIONS: usize = 64;
+
+/// The most peers in a response.
+pub const MAX_PEERS: usize = 4096;
 
 /// What a client asks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -26,6 +34,8 @@ pub enum AdminRequest {
     },
     /// Asks for the rails of all transports.
     Rails,
+    /// Asks for a snapshot of the fabric, as [`Fabric::dump`](crate::Fabric::dump) takes it.
+    Dump,
 }
 
 /// What the fabric answers.
@@ -39,6 +49,16 @@ pub enum AdminResponse {
     Rails {
         /// The rails.
         rails: Vec<RailStatus>,
+    },
+    /// A snapshot without records of the flight recorder, with at most [`MAX_OPERATIONS`] operations of each rail group,
+    /// those that stall first and then the oldest, and with at most [`MAX_PEERS`] peers, the most silent ones.
+    Dump {
+        /// The operations that are left out.
+        omitted_operations: u64,
+        /// The peers that are left out.
+        omitted_peers: u64,
+        /// The snapshot.
+        dump: Box<Dump>,
     },
     /// The request failed, or is none.
     Error {
@@ -81,8 +101,8 @@ impl AdminRequest {
     pub fn parse(line: &[u8]) -> Result<Self> {
         let refuse = |why: &str| {
             let why = format!(
-                "this line is no request: {why}; send {{\"request\":\"rails\"}}, or \"drain\" or \"restore\" with a \
-                 \"device\""
+                "this line is no request: {why}; send {{\"request\":\"rails\"}} or \"dump\", or \"drain\" or \"restore\" \
+                 with a \"device\""
             );
             Error::new(ErrorKind::Protocol, "admin", why)
         };
@@ -101,8 +121,9 @@ impl AdminRequest {
             (Some("drain"), Some(device)) => Ok(Self::Drain { device }),
             (Some("restore"), Some(device)) => Ok(Self::Restore { device }),
             (Some("rails"), None) => Ok(Self::Rails),
+            (Some("dump"), None) => Ok(Self::Dump),
             (Some("drain" | "restore"), None) => Err(refuse("it has no device")),
-            (Some("rails"), Some(_)) => Err(refuse("it has a device")),
+            (Some("rails" | "dump"), Some(_)) => Err(refuse("it has a device")),
             (Some(_), _) => Err(refuse("its request is unknown")),
             (None, _) => Err(refuse("it has no request")),
         }
@@ -114,6 +135,7 @@ impl AdminRequest {
             Self::Drain { device } => ("drain", Some(device)),
             Self::Restore { device } => ("restore", Some(device)),
             Self::Rails => ("rails", None),
+            Self::Dump => ("dump", None),
         };
         let mut line = format!("{{\"request\":\"{request}\"");
         if let Some(device) = device {
@@ -126,72 +148,27 @@ impl AdminRequest {
 }
 
 impl AdminResponse {
+    /// The response that has as much of `dump` as fits.
+    pub(crate) fn dump(mut dump: Dump) -> Self {
+        let mut omitted_operations = 0;
+        for group in &mut dump.transports {
+            group.records = Vec::new();
+            group.operations.sort_by_key(|operation| (!operation.stalled, std::cmp::Reverse(operation.age)));
+            omitted_operations += group.operations.len().saturating_sub(MAX_OPERATIONS) as u64;
+            group.operations.truncate(MAX_OPERATIONS);
+        }
+        let omitted_peers = dump.peers.len().saturating_sub(MAX_PEERS) as u64;
+        if omitted_peers > 0 {
+            dump.peers.sort_by_key(|peer| std::cmp::Reverse(peer.heard));
+            dump.peers.truncate(MAX_PEERS);
+        }
+        Self::Dump { omitted_operations, omitted_peers, dump: Box::new(dump) }
+    }
+
     /// The line of this response, with its end. It is what serde makes of the response as JSON, and so every reader of
     /// JSON with serde can read it.
     pub fn to_line(&self) -> String {
-        let mut line = match self {
-            Self::Done => "{\"response\":\"done\"".to_owned(),
-            Self::Rails { rails } => {
-                let mut line = "{\"response\":\"rails\",\"rails\":[".to_owned();
-                for (at, rail) in rails.iter().enumerate() {
-                    line.push_str(if at == 0 { "{" } else { ",{" });
-                    rail.push_members(&mut line);
-                    line.push('}');
-                }
-                line.push(']');
-                line
-            }
-            Self::Error { kind, error } => {
-                // The name of a kind is a word.
-                let mut line = format!("{{\"response\":\"error\",\"kind\":\"{kind:?}\",\"error\":");
-                json::push_string(&mut line, error);
-                line
-            }
-        };
-        line.push_str("}\n");
-        line
-    }
-}
-
-impl RailStatus {
-    fn push_members(&self, line: &mut String) {
-        let state = match self.state {
-            RailState::InService => "in_service",
-            RailState::OutOfService => "out_of_service",
-            RailState::Lost => "lost",
-        };
-        let counters = &self.counters;
-        let texts = [
-            ("state", state),
-            ("transport", &counters.transport),
-            ("backend", &counters.backend),
-            ("device", &counters.device),
-        ];
-        for (name, text) in texts {
-            line.push_str(&format!("\"{name}\":"));
-            json::push_string(line, text);
-            line.push(',');
-        }
-        let numbers = [
-            ("rail", u64::from(counters.rail)),
-            ("posts", counters.posts),
-            ("doorbells", counters.doorbells),
-            ("bytes", counters.bytes),
-            ("completions", counters.completions),
-            ("errors", counters.errors),
-            ("queue_full", counters.queue_full),
-            ("retries", counters.retries),
-            ("grant_waits", counters.grant_waits),
-            ("taken_over", counters.taken_over),
-            ("replayed", counters.replayed),
-            ("replayed_bytes", counters.replayed_bytes),
-            ("paths_broken", counters.paths_broken),
-            ("paths_mended", counters.paths_mended),
-            ("direct", counters.direct),
-            ("direct_bytes", counters.direct_bytes),
-        ];
-        let numbers: Vec<_> = numbers.iter().map(|(name, number)| format!("\"{name}\":{number}")).collect();
-        line.push_str(&numbers.join(","));
+        to_json(self) + "\n"
     }
 }
 
@@ -208,7 +185,8 @@ mod tests {
     #[test]
     fn requests_are_lines_of_json() {
         let drain = AdminRequest::Drain { device: "a \"b\"\n".into() };
-        for request in [drain, AdminRequest::Restore { device: "lo1".into() }, AdminRequest::Rails] {
+        let restore = AdminRequest::Restore { device: "lo1".into() };
+        for request in [drain, restore, AdminRequest::Rails, AdminRequest::Dump] {
             let line = request.to_line();
             assert_eq!(line.lines().count(), 1, "{line}");
             assert_eq!(AdminRequest::parse(line.as_bytes()).unwrap(), request);
@@ -220,6 +198,7 @@ mod tests {
             b"{}",
             b"{\"request\":\"drain\"}",
             b"{\"request\":\"rails\",\"device\":\"lo1\"}",
+            b"{\"request\":\"dump\",\"device\":\"lo1\"}",
             b"{\"request\":\"reboot\",\"device\":\"lo1\"}",
             b"{\"request\":\"drain\",\"device\":\"lo1\",\"at\":\"noon\"}",
             b"{\"request\":\"drain\",\"device\":\"lo1\",\"device\":\"lo2\"}",

@@ -9,6 +9,8 @@
 //! {"response":"rails","rails":[{"state":"in_service","transport":"cards","device":"rdmap79s0","posts":12, ...}]}
 //! {"request":"drain","device":"rdmap79s0"}
 //! {"response":"done"}
+//! {"request":"dump"}
+//! {"response":"dump","omitted_operations":0,"omitted_peers":0,"dump":{"host":"node7","peers":[...], ...}}
 //! {"request":"restore","device":"nonsense"}
 //! {"response":"error","kind":"InvalidRequest","error":"restore_device: ..."}
 //! ```
@@ -16,13 +18,14 @@
 //! A request of one client waits for the answer to the one before it; requests of several clients do not wait for each
 //! other. A line that is no request gets an error. After a line of more than [`MAX_LINE`] bytes, after a minute of
 //! silence, and if the client does not read its answer, the connection ends. The fabric serves eight clients at once.
-//! Its control thread does all of this, without waiting for a client.
+//! Its control thread does all of this, without waiting for a client; a helper thread takes the dumps.
 
 mod json;
+mod json_writer;
 mod message;
 #[cfg(unix)]
 mod socket_file;
 
-pub use message::{AdminRequest, AdminResponse, MAX_LINE, RailState, RailStatus};
+pub use message::{AdminRequest, AdminResponse, MAX_LINE, MAX_OPERATIONS, MAX_PEERS, RailState, RailStatus};
 #[cfg(unix)]
 pub(crate) use socket_file::SocketFile;

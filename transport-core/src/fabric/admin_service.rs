@@ -25,16 +25,19 @@ const RETRY_DELAY: Duration = Duration::from_millis(100);
 
 /// What the tasks of an admin socket know. It does not keep the fabric open.
 #[derive(Clone)]
-pub(super) struct AdminService(Weak<FabricInner>);
+pub(super) struct AdminService {
+    fabric: Weak<FabricInner>,
+    spawner: Spawner,
+}
 
 impl AdminService {
     /// A service of this fabric.
-    pub fn new(fabric: Weak<FabricInner>) -> Self {
-        Self(fabric)
+    pub fn new(fabric: Weak<FabricInner>, spawner: Spawner) -> Self {
+        Self { fabric, spawner }
     }
 
     /// Serves clients until the control thread shuts down.
-    pub async fn serve(self, spawner: Spawner, listener: BoundListener) {
+    pub async fn serve(self, listener: BoundListener) {
         let listener = match UnixListener::from_std(listener) {
             Ok(listener) => listener,
             Err(error) => {
@@ -47,7 +50,7 @@ impl AdminService {
             tokio::select! {
                 // Those that have left make room before another one is accepted.
                 biased;
-                () = spawner.closing() => return,
+                () = self.spawner.closing() => return,
                 Some(_) = clients.join_next() => {}
                 accepted = listener.accept() => match accepted {
                     Ok((stream, _)) if clients.len() < CLIENTS => {
@@ -104,12 +107,16 @@ impl AdminService {
                 Ok(AdminResponse::Done)
             }
             AdminRequest::Rails => Ok(AdminResponse::Rails { rails: self.fabric()?.rail_status() }),
+            AdminRequest::Dump => {
+                let fabric = self.fabric()?;
+                self.spawner.blocking(move || AdminResponse::dump(fabric.dump())).await
+            }
         }
     }
 
     fn fabric(&self) -> Result<Fabric> {
         let closed = || Error::new(ErrorKind::Closed, "admin", "the fabric was closed");
-        self.0.upgrade().map(Fabric).ok_or_else(closed)
+        self.fabric.upgrade().map(Fabric).ok_or_else(closed)
     }
 }
 

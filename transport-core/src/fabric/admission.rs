@@ -8,6 +8,7 @@ use super::{FabricInner, lock};
 use crate::control::{Identity, LinkReport, SessionHandle, TransportOffer};
 use crate::engine::Control;
 use crate::no_transport::{NoCommonTransport, OfferedTransport};
+use crate::spi::HostArenas;
 use crate::{Error, ErrorKind, Peer, PeerId, Result};
 
 /// The slots that are reserved for a peer on every transport. If it is dropped before the peer is admitted, it gives
@@ -16,6 +17,8 @@ pub(crate) struct PeerAdmission {
     /// Weak, so that a peer that stalls in its handshake keeps no fabric open.
     fabric: Weak<FabricInner>,
     transports: Vec<Reservation>,
+    /// The memory of the fabric.
+    host_memory: Arc<HostArenas>,
     /// The transports that the peer offers.
     peer_offers: Vec<OfferedTransport>,
 }
@@ -35,8 +38,12 @@ impl FabricInner {
         }
         let new = |transport| Reservation::new(transport, is_local);
         let transports = self.transports.iter().map(new).collect();
-        let mut admission =
-            PeerAdmission { fabric: Arc::downgrade(self), transports, peer_offers: Vec::new() };
+        let mut admission = PeerAdmission {
+            fabric: Arc::downgrade(self),
+            transports,
+            host_memory: Arc::clone(&self.host_memory),
+            peer_offers: Vec::new(),
+        };
         admission.transports.iter_mut().try_for_each(|reservation| reservation.reserve(theirs))?;
         Ok(admission)
     }
@@ -120,10 +127,13 @@ impl PeerAdmission {
 
 impl Drop for PeerAdmission {
     fn drop(&mut self) {
-        self.transports
-            .iter_mut()
-            .flat_map(|reservation| &mut reservation.slots)
-            .for_each(RailSlot::give_back);
+        if self.transports.iter().all(|reservation| reservation.slots.is_empty()) {
+            return;
+        }
+        let slots = self.transports.iter_mut().flat_map(|reservation| &mut reservation.slots);
+        slots.for_each(RailSlot::give_back);
+        // The peer may have imported regions, by keys that it guessed.
+        self.host_memory.retire();
     }
 }
 

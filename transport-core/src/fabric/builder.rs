@@ -158,9 +158,10 @@ impl FabricBuilder {
         self
     }
 
-    /// Opens the fabric with notifications ([`Peer::notify`](crate::Peer::notify)), and with so many bytes of memory for
-    /// them: for those that this side sends, and once more for each transport, for those that arrive. 4 MiB to 16 GiB; a
-    /// notification takes 4 KiB per 4,072 bytes, and one peer at most half of the memory. Default: no notifications.
+    /// Opens the fabric with notifications ([`Peer::notify`](crate::Peer::notify)), and with so many bytes of memory
+    /// for them: for those that this side sends, and once more for each transport, for those that arrive. 4 MiB to 16
+    /// GiB; a notification takes 4 KiB per 4,072 bytes, and one peer at most half of the memory. Default: no
+    /// notifications.
     ///
     /// Each transport opens its first device once more, with an endpoint of its own, so that notifications take nothing
     /// from the user's imms and receives. The transport's first worker thread drives it too.
@@ -401,6 +402,7 @@ impl FabricBuilder {
             peers: Mutex::new(HashMap::new()),
             next_region: AtomicU64::new(1),
             notifier: OnceLock::new(),
+            host_memory: Arc::default(),
             // Held by the rails that may touch the memory, if there are any.
             retained: Arc::downgrade(&retained),
             #[cfg(unix)]

@@ -21,7 +21,7 @@ use crate::engine::memory::{RegionInner, RegionOwner};
 use crate::engine::op::needs_steps;
 use crate::engine::{Control, EngineHandle};
 use crate::notifications::{InboxHost, Notifier};
-use crate::spi::Revocation;
+use crate::spi::{HostArenas, Revocation};
 use crate::{Access, Clock, Error, ErrorKind, Op, PathPolicy, Peer, PeerId, Region, Result, Time};
 
 pub(crate) struct FabricInner {
@@ -49,6 +49,8 @@ pub(crate) struct FabricInner {
     pub(super) next_region: AtomicU64,
     /// Set if the fabric was opened with notifications.
     pub(super) notifier: OnceLock<Notifier>,
+    /// Allocates the host memory of regions.
+    pub(super) host_memory: Arc<HostArenas>,
     /// The memory of dropped regions, as long as a rail may touch it.
     pub(super) retained: Weak<RetainedMemory>,
     /// The file of the admin socket, if there is one. Removed at the close.
@@ -154,6 +156,8 @@ impl FabricInner {
     pub(crate) fn forget(&self, peer: PeerId) {
         let peer = lock(&self.peers).remove(&peer);
         drop(peer);
+        // The peer, which is disconnected, must not reach what is allocated from now on.
+        self.host_memory.retire();
     }
 
     /// The rail groups of all transports.
@@ -191,7 +195,7 @@ impl FabricInner {
         let spawner = self.control_thread("open")?.spawner();
         let (file, listener) = SocketFile::listen(path)?;
         *lock(&self.admin_socket) = Some(file);
-        spawner.spawn(AdminService::new(Arc::downgrade(self)).serve(spawner.clone(), listener));
+        spawner.spawn(AdminService::new(Arc::downgrade(self), spawner.clone()).serve(listener));
         Ok(())
     }
 

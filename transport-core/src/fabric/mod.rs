@@ -68,14 +68,14 @@ pub struct Fabric(pub(crate) Arc<FabricInner>);
 impl Fabric {
     /// Allocates host memory that peers on this host can map, and registers it.
     pub fn alloc(&self, len: usize, access: Access) -> Result<Region> {
-        let memory = Arc::new(HostBuffer::new(len)?);
+        let memory = self.0.host_memory.alloc(len, access != Access::LOCAL)?;
         // SAFETY: the buffer is new, and only the region will know it.
         unsafe { self.register(memory, access) }
     }
 
     /// As [`Fabric::alloc`]. Registers the memory near one rail group only: see [`Fabric::register_near`].
     pub fn alloc_near(&self, group: usize, len: usize, access: Access) -> Result<Region> {
-        let memory = Arc::new(HostBuffer::new(len)?);
+        let memory = self.0.host_memory.alloc(len, access != Access::LOCAL)?;
         // SAFETY: the buffer is new, and only the region will know it.
         unsafe { self.register_near(group, memory, access) }
     }
@@ -257,7 +257,8 @@ impl Fabric {
         lock(&self.0.peers).get(&id).filter(|peer| peer.is_alive()).cloned()
     }
 
-    /// The notifications that peers deliver by [`Peer::notify`] and [`WriteOptions::notify`](crate::WriteOptions::notify).
+    /// The notifications that peers deliver by [`Peer::notify`] and
+    /// [`WriteOptions::notify`](crate::WriteOptions::notify).
     ///
     /// # Errors
     /// `Unsupported` if the fabric was opened without [`FabricBuilder::notifications`]; `Closed`.
@@ -265,8 +266,8 @@ impl Fabric {
         Notifications::new(self)
     }
 
-    /// Opens what notifications need, with `memory` bytes for each direction: for all peers together, and for arrivals of
-    /// each transport.
+    /// Opens what notifications need, with `memory` bytes for each direction: for all peers together, and for arrivals
+    /// of each transport.
     fn open_notifier(&self, memory: usize) -> Result<()> {
         let region = || {
             let memory = Arc::new(HostBuffer::new(memory)?);
@@ -324,8 +325,9 @@ impl Fabric {
         self.0.data_transports().map(Transport::operation_counters).collect()
     }
 
-    /// Takes a device out of service, for its maintenance: new operations use other devices, and what running operations
-    /// have not posted on it goes over other devices of its rail group. [`Fabric::restore_device`] takes it back.
+    /// Takes a device out of service, for its maintenance: new operations use other devices, and what running
+    /// operations have not posted on it goes over other devices of its rail group. [`Fabric::restore_device`] takes it
+    /// back.
     ///
     /// The future resolves once the operations that use the device now have ended. It fails with `DeadlineExceeded`
     /// after the fabric's default deadline, and the device stays out of service. Then call this function again.

@@ -6,6 +6,7 @@ use super::{PeerGroup, refused};
 use crate::engine::Work;
 use crate::engine::peer::{CheckedRange, Link};
 use crate::operations::{cut_write, imm_alone};
+use crate::span_link::TracedTransfer;
 use crate::spi::WorkKind;
 use crate::striping::OpSlots;
 use crate::{Error, ImmMode, Op, Peer, Region, RemoteRegion, Result, WriteOptions};
@@ -40,11 +41,13 @@ impl PeerGroup {
         if parts.is_empty() {
             return Err(refused("scatter", "the scatter has no parts; give at least one".into()));
         }
-        if options.notification.is_some() {
+        if options.notification().is_some() {
             let why =
                 "a scatter delivers no notification: call Peer::notify of each peer once the scatter is done";
             return Err(refused("scatter", why.into()));
         }
+        let trace = options.extras.as_deref().and_then(|extras| extras.trace);
+        let _transfer = TracedTransfer::begin(trace, "scatter", None);
         let mut checked = Vec::with_capacity(parts.len());
         for (number, part) in parts.iter().enumerate() {
             let one = self.check(src, part, options);

@@ -25,13 +25,13 @@ impl Assembly {
         Self { next: header.number, ..Self::default() }
     }
 
-    /// Adds a message; calls `deliver` with the notifications that are complete with it. The error says how the peer has
-    /// broken the protocol.
+    /// Adds a message; calls `deliver` with the notifications that are complete with it, and whether they begin with a trace
+    /// context. The error says how the peer has broken the protocol.
     pub fn add(
         &mut self,
         header: Header,
         payload: Vec<u8>,
-        mut deliver: impl FnMut(Vec<u8>),
+        mut deliver: impl FnMut(Vec<u8>, bool) -> Result<(), String>,
     ) -> Result<(), String> {
         if header.total != Header::SKIP && header.number >= self.next {
             if header.number == self.next {
@@ -70,7 +70,7 @@ impl Assembly {
         &mut self,
         header: Header,
         payload: Vec<u8>,
-        deliver: &mut impl FnMut(Vec<u8>),
+        deliver: &mut impl FnMut(Vec<u8>, bool) -> Result<(), String>,
     ) -> Result<(), String> {
         self.next = header.number.checked_add(1).ok_or("a fragment has the last of all numbers")?;
         if header.offset == 0 {
@@ -79,8 +79,7 @@ impl Assembly {
         }
         if payload.len() == header.total as usize {
             // The usual case: one fragment is all of it.
-            deliver(payload);
-            return Ok(());
+            return deliver(payload, header.is_traced);
         }
         if self.begun.len() != header.offset as usize {
             // A fragment before it has failed.
@@ -88,7 +87,7 @@ impl Assembly {
         }
         self.begun.extend_from_slice(&payload);
         if self.begun.len() == header.total as usize {
-            deliver(std::mem::take(&mut self.begun));
+            return deliver(std::mem::take(&mut self.begun), header.is_traced);
         }
         Ok(())
     }
@@ -103,7 +102,10 @@ mod tests {
 
     fn add(assembly: &mut Assembly, message: &[u8], into: &mut Vec<Vec<u8>>) -> Result<(), String> {
         let header = Header::parse(message, message.len())?;
-        assembly.add(header, message[Header::LEN..].to_vec(), |bytes| into.push(bytes))
+        assembly.add(header, message[Header::LEN..].to_vec(), |bytes, _| {
+            into.push(bytes);
+            Ok(())
+        })
     }
 
     fn bytes_of(index: usize, len: usize) -> Vec<u8> {
@@ -117,7 +119,7 @@ mod tests {
         let (first, floor) = sequence.begin(pieces.len());
         let message = |(at, piece): (usize, &&[u8])| {
             let (number, offset) = (first + at as u64, (at * PAYLOAD) as u32);
-            let header = Header { number, floor, offset, total: len as u32 };
+            let header = Header { number, floor, offset, total: len as u32, is_traced: false };
             (number, [&header.to_bytes(), *piece].concat())
         };
         pieces.iter().enumerate().map(message).collect()
@@ -153,11 +155,11 @@ mod tests {
             failed.iter().for_each(|(number, _)| sequence.end(*number, false));
             // One more comes before the peer is told.
             let (number, floor) = sequence.begin(1);
-            let more = Header { number, floor, offset: 0, total: 0 };
+            let more = Header { number, floor, offset: 0, total: 0, is_traced: false };
             add(&mut assembly, &more.to_bytes(), &mut got).unwrap();
             want.push(Vec::new());
             if let Some(floor) = sequence.begin_telling() {
-                let skip = Header { number: 0, floor, offset: 0, total: Header::SKIP };
+                let skip = Header::skip(floor);
                 add(&mut assembly, &skip.to_bytes(), &mut got).unwrap();
             }
             let lens = |all: &[Vec<u8>]| all.iter().map(Vec::len).collect::<Vec<_>>();
@@ -169,7 +171,7 @@ mod tests {
     #[cfg_attr(miri, ignore = "thousands of interpreted fragments")]
     fn a_peer_cannot_fill_the_memory() {
         let (mut assembly, mut got) = (Assembly::default(), Vec::new());
-        let header = |number| Header { number, floor: 0, offset: 0, total: 0 }.to_bytes();
+        let header = |number| Header { number, floor: 0, offset: 0, total: 0, is_traced: false }.to_bytes();
         for number in 1..=MAX_EARLY as u64 {
             add(&mut assembly, &header(number), &mut got).unwrap();
         }
@@ -180,7 +182,8 @@ mod tests {
         );
         add(&mut assembly, &header(0), &mut got).unwrap();
         assert_eq!(got.len(), MAX_EARLY + 1);
-        let last = Header { number: u64::MAX, floor: u64::MAX, offset: 0, total: MAX_LEN as u32 };
+        let last =
+            Header { number: u64::MAX, floor: u64::MAX, offset: 0, total: MAX_LEN as u32, is_traced: false };
         let whole = [&last.to_bytes()[..], &[0; PAYLOAD]].concat();
         assembly.next = u64::MAX;
         assert!(add(&mut assembly, &whole, &mut got).is_err());

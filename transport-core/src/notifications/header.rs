@@ -1,13 +1,15 @@
 //! The first bytes of each message that carries a fragment of a notification.
 
-use super::MAX_LEN;
+use super::NotificationBytes;
+use crate::TraceContext;
 
 /// The bytes of a message, and so of a buffer: a page, which every backend can send in one message.
 pub(super) const BLOCK: usize = 4096;
 /// The bytes of a notification in one message.
 pub(crate) const PAYLOAD: usize = BLOCK - Header::LEN;
 
-/// What a fragment says of itself, in little-endian order: `number`, `floor`, `offset`, `total`.
+/// What a fragment says of itself, in little-endian order: `number`, `floor`, `offset`, `total`. `is_traced` is the bit
+/// [`Header::TRACED`] of `total`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Header {
     /// The fragment's number, from 0 on, for each connection and direction.
@@ -16,20 +18,30 @@ pub(crate) struct Header {
     pub floor: u64,
     /// Where the fragment begins in its notification, in bytes.
     pub offset: u32,
-    /// The length of the notification in bytes. [`Header::SKIP`] if the message carries no fragment, but only `floor`.
+    /// The bytes of all fragments of the notification. [`Header::SKIP`] if the message carries no fragment, but only
+    /// `floor`.
     pub total: u32,
+    /// Whether the notification begins with a trace context.
+    pub is_traced: bool,
 }
 
 impl Header {
     pub const LEN: usize = 24;
     pub const SKIP: u32 = u32::MAX;
+    const TRACED: u32 = 1 << 31;
+
+    /// The header of a message without a fragment, which tells `floor`.
+    pub fn skip(floor: u64) -> Self {
+        Self { number: 0, floor, offset: 0, total: Self::SKIP, is_traced: false }
+    }
 
     pub fn to_bytes(self) -> [u8; Self::LEN] {
         let mut bytes = [0; Self::LEN];
+        let traced = if self.is_traced { Self::TRACED } else { 0 };
         bytes[..8].copy_from_slice(&self.number.to_le_bytes());
         bytes[8..16].copy_from_slice(&self.floor.to_le_bytes());
         bytes[16..20].copy_from_slice(&self.offset.to_le_bytes());
-        bytes[20..].copy_from_slice(&self.total.to_le_bytes());
+        bytes[20..].copy_from_slice(&(self.total | traced).to_le_bytes());
         bytes
     }
 
@@ -43,12 +55,15 @@ impl Header {
         };
         let word = |at: usize| u32::from_le_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
         let long = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
-        let header = Self { number: long(0), floor: long(8), offset: word(16), total: word(20) };
-        let (offset, total) = (header.offset as usize, header.total as usize);
-        if header.total == Self::SKIP {
-            return if payload == 0 { Ok(header) } else { wrong("carries no fragment, but bytes") };
+        if word(20) == Self::SKIP {
+            let skip = Self { number: long(0), ..Self::skip(long(8)) };
+            return if payload == 0 { Ok(skip) } else { wrong("carries no fragment, but bytes") };
         }
-        if total > MAX_LEN || offset > total || payload != (total - offset).min(PAYLOAD) {
+        let (is_traced, total) = (word(20) & Self::TRACED != 0, word(20) & !Self::TRACED);
+        let header = Self { number: long(0), floor: long(8), offset: word(16), total, is_traced };
+        let (offset, total) = (header.offset as usize, total as usize);
+        let most = NotificationBytes::MAX - if is_traced { 0 } else { TraceContext::LEN };
+        if total > most || offset > total || payload != (total - offset).min(PAYLOAD) {
             return wrong(&format!("is no fragment at {offset} of {total} bytes"));
         }
         if offset > 0 && payload == 0 {
@@ -62,16 +77,18 @@ impl Header {
 mod tests {
     use proptest::prelude::*;
 
+    use super::super::MAX_LEN;
     use super::*;
 
     proptest! {
         #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 4 } else { 512 }, failure_persistence: None, ..Default::default() })]
 
         #[test]
-        fn what_is_written_is_read(number: u64, floor: u64, len in 0..=MAX_LEN, fragment: prop::sample::Index) {
+        fn what_is_written_is_read(number: u64, floor: u64, len in 0..=MAX_LEN, fragment: prop::sample::Index, is_traced: bool) {
+            let len = len + if is_traced { TraceContext::LEN } else { 0 };
             let fragments = len.div_ceil(PAYLOAD).max(1);
             let offset = fragment.index(fragments) * PAYLOAD;
-            let header = Header { number, floor, offset: offset as u32, total: len as u32 };
+            let header = Header { number, floor, offset: offset as u32, total: len as u32, is_traced };
             let mut message = header.to_bytes().to_vec();
             message.resize(Header::LEN + (len - offset).min(PAYLOAD), 7);
             prop_assert_eq!(Header::parse(&message, message.len()).unwrap(), header);
@@ -82,7 +99,7 @@ mod tests {
         fn any_bytes_are_read_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..2 * Header::LEN)) {
             if let Ok(header) = Header::parse(&bytes, bytes.len()) {
                 let end = header.offset as usize + bytes.len() - Header::LEN;
-                prop_assert!(header.total == Header::SKIP || end <= MAX_LEN);
+                prop_assert!(header.total == Header::SKIP || end <= NotificationBytes::MAX);
             }
         }
     }

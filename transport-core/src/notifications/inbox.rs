@@ -6,7 +6,7 @@ use std::task::{Poll, Waker};
 
 use foldhash::HashMap;
 
-use super::{Assembly, BLOCK, Header, Notification, buffers};
+use super::{Assembly, BLOCK, Header, Notification, NotificationBytes, buffers};
 use crate::engine::memory::RegionInner;
 use crate::engine::{EngineHandle, Inbox, Message, PoolPart};
 use crate::{Error, ErrorKind, PeerId, Result};
@@ -158,9 +158,14 @@ impl InboxState {
             false => Assembly::default(),
         };
         let complete = &mut self.complete;
-        let deliver = |bytes| complete.push_back(Notification { peer, bytes });
+        let deliver = |bytes, is_traced| {
+            let (trace, bytes) = NotificationBytes::parse(bytes, is_traced)?;
+            complete.push_back(Notification { peer, bytes, trace });
+            Ok(())
+        };
         self.assemblies.entry(peer).or_insert_with(new).add(header, payload, deliver)
     }
+
     /// Drops the incomplete notifications of a peer that is gone.
     fn forget(&mut self, peer: PeerId) {
         self.assemblies.remove(&peer);

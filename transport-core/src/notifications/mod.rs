@@ -15,6 +15,7 @@
 mod assembly;
 mod header;
 mod inbox;
+mod notification_bytes;
 mod outbox;
 mod sequence;
 mod stream;
@@ -26,12 +27,13 @@ pub(crate) use assembly::MAX_EARLY;
 use header::BLOCK;
 pub(crate) use header::{Header, PAYLOAD};
 pub(crate) use inbox::{InboxHost, NotificationInbox};
+pub(crate) use notification_bytes::NotificationBytes;
 pub(crate) use outbox::{HeldBlocks, Outbox};
 pub(crate) use sequence::SendSequence;
 pub use stream::{NextNotification, Notifications};
 
 use crate::spi::Flushes;
-use crate::{Error, ErrorKind, Grant, GrantPolicy, GrantRequest, PeerId};
+use crate::{Error, ErrorKind, Grant, GrantPolicy, GrantRequest, PeerId, TraceContext};
 
 /// The longest notification, in bytes.
 pub(crate) const MAX_LEN: usize = 1 << 20;
@@ -51,6 +53,9 @@ pub struct Notification {
     pub peer: PeerId,
     /// The bytes of the notification; it may have none.
     pub bytes: Vec<u8>,
+    /// The sender's span, if the sender has made the operation a part of a trace:
+    /// [`WriteOptions::trace`](crate::WriteOptions::trace).
+    pub trace: Option<TraceContext>,
 }
 
 /// The state of a fabric that was opened with notifications.

@@ -2,8 +2,10 @@
 
 use std::os::fd::BorrowedFd;
 
-use multirail_spi::{HostSharing, Result, commit_file};
-use rustix::fs::{SealFlags, Stat};
+use multirail_spi::{Error, ErrorKind, HostSharing, Result, commit_file, populate_range};
+use rustix::fs::{SealFlags, SeekFrom, Stat};
+
+use super::FilePart;
 
 /// The kernel's `TMPFS_MAGIC` (linux/magic.h), which memfds, POSIX shared memory and files of tmpfs have.
 const TMPFS: u64 = 0x0102_1994;
@@ -14,7 +16,7 @@ const TMPFS: u64 = 0x0102_1994;
 /// As [`commit_file`].
 pub(crate) fn commit(operation: &'static str, file: BorrowedFd<'_>, len: usize) -> Result<()> {
     // A file that is open for reading alone cannot be committed, but may have all its memory already.
-    if has_memory(file, len) { Ok(()) } else { commit_file(operation, file, len) }
+    if has_blocks(file, len) { Ok(()) } else { commit_file(operation, file, len) }
 }
 
 pub(super) fn is_in_memory(file: BorrowedFd<'_>) -> bool {
@@ -33,11 +35,48 @@ pub(super) fn has_fixed_size(file: BorrowedFd<'_>, len: usize) -> bool {
     is_fixed && len > 0 && rustix::fs::fstat(file).is_ok_and(has_len)
 }
 
+/// Returns true if the part of the file has the memory that it must have.
+pub(super) fn has_memory(file: BorrowedFd<'_>, part: &FilePart) -> bool {
+    if part.is_whole() {
+        return has_blocks(file, part.committed);
+    }
+    // The file has blocks elsewhere. The kernel counts pages that were only allocated as holes; but the owner has
+    // filled them, if it keeps to the rules.
+    let end = part.offset.checked_add(part.committed as u64);
+    rustix::fs::seek(file, SeekFrom::Hole(part.offset)).is_ok_and(|hole| end.is_some_and(|end| hole >= end))
+}
+
 /// Returns true if the file has blocks for `len` bytes. Blocks that are swapped out count. stat(2) counts in units of
 /// 512 bytes.
-pub(super) fn has_memory(file: BorrowedFd<'_>, len: usize) -> bool {
+fn has_blocks(file: BorrowedFd<'_>, len: usize) -> bool {
     let has_blocks = |stat: Stat| {
         u64::try_from(stat.st_blocks).is_ok_and(|blocks| blocks.saturating_mul(512) >= len as u64)
     };
     rustix::fs::fstat(file).is_ok_and(has_blocks)
+}
+
+/// Puts memory under `len` bytes from `start` on, which are mapped, whoever owns their file.
+///
+/// # Errors
+/// `Exhausted` if there is no memory: an access would raise `SIGBUS`.
+pub(crate) fn commit_mapped(
+    operation: &'static str,
+    start: *const u8,
+    len: usize,
+    writable: bool,
+) -> Result<()> {
+    populate_range(start, len, writable).map_err(|why| {
+        let context = format!(
+            "there is no memory for {len} bytes of shared memory: free some, or raise vm.overcommit_ratio where \
+             vm.overcommit_memory is 2"
+        );
+        Error::new(ErrorKind::Exhausted, operation, context).with_source(why)
+    })
+}
+
+/// Whether [`commit_mapped`] works: from Linux 5.14 on. The answer is always the same, because the question takes no
+/// memory: for no bytes at all, the kernel says whether it knows the advice (madvise(2)).
+pub(crate) fn can_commit_mapped() -> bool {
+    // SAFETY: advice on no bytes changes none.
+    unsafe { rustix::mm::madvise(std::ptr::null_mut(), 0, rustix::mm::Advice::LinuxPopulateWrite) }.is_ok()
 }

@@ -4,6 +4,8 @@ use std::os::fd::BorrowedFd;
 
 use multirail_spi::Result;
 
+use super::FilePart;
+
 /// The largest page, in bytes (Apple's processors).
 const LARGEST_PAGE: u64 = 16 << 10;
 
@@ -27,6 +29,16 @@ pub(super) fn has_fixed_size(file: BorrowedFd<'_>, len: usize) -> bool {
 }
 
 /// Returns true: the kernel swaps, compresses, or ends processes, but raises no signal for a page that it has not got.
-pub(super) fn has_memory(_: BorrowedFd<'_>, _: usize) -> bool {
+pub(super) fn has_memory(_: BorrowedFd<'_>, _: &FilePart) -> bool {
+    true
+}
+
+/// Does nothing, as [`commit`].
+pub(crate) fn commit_mapped(_: &'static str, _: *const u8, _: usize, _: bool) -> Result<()> {
+    Ok(())
+}
+
+/// Returns true: no memory has to be committed.
+pub(crate) fn can_commit_mapped() -> bool {
     true
 }

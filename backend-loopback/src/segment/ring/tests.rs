@@ -4,7 +4,7 @@ mod plain {
 
     use super::super::*;
 
-    fn cells<const N: usize>() -> Box<[Cell<AtomicU64>; N]> {
+    fn cells<const N: usize>() -> Box<[Cell<AtomicU64, 2>; N]> {
         Box::new(std::array::from_fn(|_| Cell {
             sequence: AtomicU64::new(0),
             entry: [AtomicU64::new(0), AtomicU64::new(0)],
@@ -19,10 +19,10 @@ mod plain {
         for lap in 0..100 {
             for n in 0..8 {
                 assert!(ring.has_room());
-                assert!(ring.push([lap, n]));
+                assert!(ring.push(&[lap, n], |_| true));
             }
             assert!(!ring.has_room());
-            assert!(!ring.push([0, 0]));
+            assert!(!ring.push(&[0, 0], |_| true));
             for n in 0..8 {
                 assert!(ring.ready(head));
                 assert_eq!(ring.pop(&mut head), Some([lap, n]));
@@ -41,7 +41,7 @@ mod plain {
                 let ring = Ring::new(&tail, &cells);
                 scope.spawn(move || {
                     for n in 0..EACH {
-                        while !ring.push([producer, n]) {
+                        while !ring.push(&[producer, n], |_| true) {
                             std::thread::yield_now();
                         }
                     }
@@ -69,7 +69,7 @@ mod plain {
         for _ in 0..10_000 {
             tail.store(random.u64(..), Ordering::Relaxed);
             cells[random.usize(..8)].sequence.store(random.u64(..4), Ordering::Relaxed);
-            let _ = (ring.push([1, 2]), ring.has_room(), ring.pop(&mut head));
+            let _ = (ring.push(&[1, 2], |_| true), ring.has_room(), ring.pop(&mut head));
         }
     }
 }
@@ -84,6 +84,14 @@ mod exhaustive {
     use super::super::*;
 
     impl AtomicWord for AtomicU64 {
+        fn swap(&self, value: u64, order: Ordering) -> u64 {
+            AtomicU64::swap(self, value, order)
+        }
+
+        fn set_bits(&self, bits: u64, order: Ordering) {
+            self.fetch_or(bits, order);
+        }
+
         fn load(&self, order: Ordering) -> u64 {
             AtomicU64::load(self, order)
         }
@@ -99,7 +107,7 @@ mod exhaustive {
 
     struct TestRing {
         tail: AtomicU64,
-        cells: [Cell<AtomicU64>; 2],
+        cells: [Cell<AtomicU64, 2>; 2],
         armed: AtomicU64,
         woken: AtomicU64,
     }
@@ -119,7 +127,7 @@ mod exhaustive {
                 .map(|n| {
                     let shared = shared.clone();
                     loom::thread::spawn(move || {
-                        assert!(Ring::new(&shared.tail, &shared.cells).push([n, n * 10]));
+                        assert!(Ring::new(&shared.tail, &shared.cells).push(&[n, n * 10], |_| true));
                     })
                 })
                 .collect();
@@ -146,7 +154,7 @@ mod exhaustive {
             let producer = {
                 let shared = shared.clone();
                 loom::thread::spawn(move || {
-                    assert!(Ring::new(&shared.tail, &shared.cells).push([1, 1]));
+                    assert!(Ring::new(&shared.tail, &shared.cells).push(&[1, 1], |_| true));
                     fence(Ordering::SeqCst);
                     if shared.armed.load(Ordering::Relaxed) == 1 {
                         shared.woken.store(1, Ordering::Relaxed);

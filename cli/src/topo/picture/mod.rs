@@ -5,9 +5,10 @@
 
 mod draw;
 mod panel;
-mod svg;
+pub mod svg;
 
-use panel::{Panel, PanelContent, PixelRect, TileKind, columns};
+pub use panel::PixelRect;
+use panel::{Panel, PanelContent, TileKind, columns};
 use topology::{Address, Kind, Machine, RailGroup};
 
 use super::label;
@@ -15,6 +16,12 @@ use super::label;
 /// The picture of a machine called `name`.
 pub fn svg(name: &str, machine: &Machine, groups: &[RailGroup]) -> String {
     draw::draw(&Picture::new(name, machine, groups))
+}
+
+/// The same as an element of a page.
+pub fn element(name: &str, machine: &Machine, groups: &[RailGroup]) -> String {
+    let document = svg(name, machine, groups);
+    document.split_once("?>\n").map_or(document.clone(), |(_, element)| element.to_owned())
 }
 
 /// The picture of a machine: every element with its position.

@@ -73,11 +73,25 @@ impl Svg {
         self.body.push_str("/>\n");
     }
 
+    /// Adds a line through several points.
+    pub fn polyline(&mut self, points: &[(f64, f64)], attributes: Attributes<'_>) {
+        self.body.push_str(r#"<polyline points=""#);
+        for (x, y) in points {
+            let _ = write!(self.body, "{x:.1},{y:.1} ");
+        }
+        self.body.push_str(r#"" fill="none""#);
+        self.close(attributes);
+    }
+
     /// The document with this size, and a title for screen readers.
     pub fn document(self, width: f64, height: f64, title: &str) -> String {
+        format!("<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n{}", self.element(width, height, title))
+    }
+
+    /// The picture as an element of a page.
+    pub fn element(self, width: f64, height: f64, title: &str) -> String {
         format!(
-            "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n\
-             <svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width:.0}\" height=\"{height:.0}\" \
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width:.0}\" height=\"{height:.0}\" \
              viewBox=\"0 0 {width:.0} {height:.0}\" font-family=\"sans-serif\" role=\"img\">\n\
              <title>{}</title>\n{}</svg>\n",
             escaped(title),
@@ -87,7 +101,7 @@ impl Svg {
 }
 
 /// Escapes text for XML. Characters that XML 1.0 forbids (section 2.2) become U+FFFD.
-fn escaped(text: &str) -> String {
+pub fn escaped(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
         match c {

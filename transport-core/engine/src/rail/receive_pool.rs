@@ -1,7 +1,7 @@
 //! The buffers of receive pools, and the messages that arrive in them.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 
@@ -16,6 +16,9 @@ pub struct PoolPart {
     size: usize,
     engine: Arc<EngineHandle>,
     inbox: Arc<Inbox>,
+    /// The number of buffers, and of those that the engine has not posted.
+    count: usize,
+    unposted: AtomicUsize,
     /// Whether the pool was dropped.
     closed: AtomicBool,
     /// Whether the engine has ended, so that nothing more will arrive.
@@ -60,7 +63,9 @@ impl PoolPart {
     /// A part whose buffers of `size` bytes are cut from `region`. Nothing is posted.
     pub fn new(region: Arc<RegionInner>, size: usize, engine: Arc<EngineHandle>, inbox: Arc<Inbox>) -> Self {
         let (closed, has_ended) = (AtomicBool::new(false), AtomicBool::new(false));
-        Self { region, size, engine, inbox, closed, has_ended }
+        let count = region.len() as usize / size.max(1);
+        let unposted = AtomicUsize::new(count);
+        Self { region, size, engine, inbox, count, unposted, closed, has_ended }
     }
 
     /// The engine that the part's buffers are posted to.
@@ -79,8 +84,25 @@ impl PoolPart {
         self.closed.load(Ordering::Acquire)
     }
 
+    /// The region, the offset and the length of a buffer that the engine posts.
+    pub fn begin_post(&self, buffer: u32) -> (Arc<RegionInner>, u64, u64) {
+        self.unposted.fetch_sub(1, Ordering::Relaxed);
+        self.buffer(buffer)
+    }
+
+    /// Whether the worker must wake to post a buffer that is free. Not if so many others are posted that this one can
+    /// wait until the worker wakes for another reason: for the message of one of those, at the latest.
+    ///
+    /// Of several rails, one may have all those buffers, and the next message comes over another. And the sender of a
+    /// notification waits for the credit of its buffer.
+    fn needs_worker(&self) -> bool {
+        self.engine.for_notifications
+            || self.engine.spreads_receives.load(Ordering::Relaxed)
+            || self.unposted.load(Ordering::Relaxed) > self.count / 2
+    }
+
     /// The region, the offset and the length of a buffer.
-    pub fn buffer(&self, buffer: u32) -> (Arc<RegionInner>, u64, u64) {
+    fn buffer(&self, buffer: u32) -> (Arc<RegionInner>, u64, u64) {
         (Arc::clone(&self.region), u64::from(buffer) * self.size as u64, self.size as u64)
     }
 
@@ -92,6 +114,7 @@ impl PoolPart {
             return None;
         }
         let sender = result.as_ref().ok().and_then(|outcome| outcome.peer);
+        self.unposted.fetch_add(1, Ordering::Relaxed);
         let buffer = Buffer { part: Arc::clone(self), number, sender };
         let arrival = match result {
             Ok(Outcome { bytes, peer: Some(peer), imm, .. }) => {
@@ -258,7 +281,76 @@ impl Drop for Buffer {
     fn drop(&mut self) {
         if !self.part.is_closed() {
             let (pool, buffer, freed_from) = (Arc::clone(&self.part), self.number, self.sender);
-            self.part.engine.control(Control::PoolReceive { pool, buffer, freed_from });
+            let control = Control::PoolReceive { pool, buffer, freed_from };
+            self.part.engine.control_later(control, || self.part.needs_worker());
         }
+    }
+}
+
+#[cfg(all(test, not(multirail_loom)))]
+mod tests {
+    use std::sync::Weak;
+
+    use super::*;
+    use crate::memory::{RegionOwner, RegionSetup};
+    use crate::spi::{Access, HostBuffer};
+    use crate::{Op, PeerId};
+
+    struct NoOwner;
+
+    impl RegionOwner for NoOwner {
+        fn incarnation(&self) -> u64 {
+            0
+        }
+
+        fn addresses(&self) -> Vec<(String, Vec<u64>)> {
+            Vec::new()
+        }
+
+        fn revoke(&self, _: &Arc<RegionInner>) -> Result<Op> {
+            Ok(Op::ready(Ok(Outcome::default())))
+        }
+    }
+
+    /// A part of `count` buffers, of which the engine has posted `posted`.
+    fn part(count: u32, posted: u32) -> Arc<PoolPart> {
+        let setup = RegionSetup {
+            regions: vec![vec![None]].into(),
+            access: Access::LOCAL,
+            id: 1,
+            fabric_id: 1,
+            owner: Weak::<NoOwner>::new(),
+            retained: Weak::new(),
+        };
+        let memory = Arc::new(HostBuffer::new(count as usize * 8).unwrap());
+        let region = Arc::new(RegionInner::new(memory, setup));
+        let part = Arc::new(PoolPart::new(region, 8, EngineHandle::without_engine(), Arc::default()));
+        (0..posted).for_each(|buffer| drop(part.begin_post(buffer)));
+        part
+    }
+
+    /// Whether the worker wakes when a buffer is freed that had a message.
+    fn wakes(part: &Arc<PoolPart>) -> bool {
+        part.engine.parked.store(true, Ordering::Relaxed);
+        let outcome = Outcome { bytes: 1, peer: Some(PeerId::next()), ..Outcome::default() };
+        assert!(part.arrived(0, Ok(outcome)).is_none());
+        drop(part.inbox.try_next().unwrap().unwrap());
+        assert!(part.engine.controls.pop().is_some());
+        !part.engine.parked.load(Ordering::Relaxed)
+    }
+
+    #[test]
+    fn a_freed_buffer_wakes_the_worker_if_few_are_posted() {
+        let part = part(8, 6);
+        // Five are posted when the buffer is freed, four, three, ...
+        assert_eq!([(); 5].map(|()| wakes(&part)), [false, false, true, true, true]);
+    }
+
+    #[test]
+    fn a_freed_buffer_wakes_the_worker_if_receives_are_spread_over_rails() {
+        let part = part(8, 8);
+        assert!(!wakes(&part));
+        part.engine.spreads_receives.store(true, Ordering::Relaxed);
+        assert!(wakes(&part));
     }
 }

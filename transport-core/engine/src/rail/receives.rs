@@ -2,6 +2,7 @@
 //! them.
 
 use std::collections::VecDeque;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
 use foldhash::HashMap;
@@ -103,8 +104,8 @@ impl Receives {
         self.rails.iter().map(|rail| rail.posted).sum()
     }
 
-    /// The receives that users submitted: the operation, the size of the buffer in bytes, the rail, whether it is posted
-    /// there, and when it was submitted.
+    /// The receives that users submitted: the operation, the size of the buffer in bytes, the rail, whether it is
+    /// posted there, and when it was submitted.
     pub fn operations(&self) -> impl Iterator<Item = (OpId, u64, usize, bool, Time)> {
         self.receives.values().filter_map(|receive| match receive.recipient {
             Recipient::Op(id) => {
@@ -126,7 +127,7 @@ impl Receives {
             self.pools.retain(|known| known.strong_count() > 0);
             self.pools.push(Arc::downgrade(&part));
         }
-        let range = part.buffer(buffer);
+        let range = part.begin_post(buffer);
         self.insert(Recipient::Pool { part, buffer }, range, Time::ZERO);
     }
 
@@ -216,7 +217,8 @@ impl Receives {
         self.end(id, Ok(Outcome { bytes: len, peer, imm, ..Outcome::default() }), handle);
     }
 
-    /// Fails a receive that was posted on `rail`; or posts it on another rail, if the engine has taken it back for that.
+    /// Fails a receive that was posted on `rail`; or posts it on another rail, if the engine has taken it back for
+    /// that.
     pub fn failed(&mut self, id: u64, rail: usize, error: Error, rails: &mut [Rail], handle: &EngineHandle) {
         // `Event::DeviceLost` is about all receives of a lost device.
         let is_lost = error.kind() == ErrorKind::DeviceLost && rails[rail].endpoint.is_lost();
@@ -321,8 +323,8 @@ impl Receives {
         self.unclaimed.push_back(Unclaimed::OfRail { peer, bytes: bytes.into(), imm });
     }
 
-    /// Gives the messages that were kept to receives. Posted receives are taken back for that, the oldest first. A device
-    /// that cannot cancel receives keeps them, and the next receives take the messages.
+    /// Gives the messages that were kept to receives. Posted receives are taken back for that, the oldest first. A
+    /// device that cannot cancel receives keeps them, and the next receives take the messages.
     pub fn claim(&mut self, rails: &mut [Rail], handle: &EngineHandle) {
         self.post(rails, handle);
         if !self.unclaimed.is_empty() {
@@ -361,6 +363,7 @@ impl Receives {
             self.rails[*rail].announced = *announced;
         }
         self.used = used.into_iter().map(|(rail, _)| rail).collect();
+        handle.spreads_receives.store(self.used.len() > 1, Ordering::Relaxed);
         let is_movable = |receive: &Receive, rail: usize| {
             receive.posted_on == Some(rail) && receive.taken_back.is_none() && rails[rail].lost.is_none()
         };

@@ -55,6 +55,20 @@ impl HostBuffer {
         Self::mapped(len, platform::Pages::private)
     }
 
+    /// Returns true if the files of buffers take a quarter of the descriptors that this process may have (`ulimit -n`).
+    #[cfg(all(target_os = "linux", not(miri)))]
+    pub(super) fn takes_many_descriptors() -> bool {
+        let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+        limit.is_some_and(|limit| platform::open_files() as u64 >= limit / 4)
+    }
+
+    /// Takes the buffer apart into its mapped bytes and its file. For memory that both sides have mapped, whose file
+    /// need not stay open.
+    #[cfg(all(unix, not(miri)))]
+    pub fn into_parts(self) -> (crate::Mapping, Option<std::os::fd::OwnedFd>) {
+        self.pages.into_parts()
+    }
+
     fn mapped(len: usize, map: impl FnOnce(usize) -> std::io::Result<platform::Pages>) -> Result<Self> {
         if len == 0 || len > isize::MAX as usize {
             return Err(Error::new(
@@ -95,6 +109,7 @@ unsafe impl Memory for HostBuffer {
 mod platform {
     use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
     use std::ptr::NonNull;
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
     use crate::HostSharing;
     use crate::memory::mapping::Mapping;
@@ -102,17 +117,47 @@ mod platform {
     /// Mapped pages, with the file that other processes can map.
     pub struct Pages {
         mapping: Mapping,
-        file: Option<OwnedFd>,
+        file: Option<(OwnedFd, CountedFile)>,
+    }
+
+    /// The files of buffers that are open.
+    static FILES: AtomicUsize = AtomicUsize::new(0);
+
+    /// One of [`FILES`].
+    struct CountedFile;
+
+    impl CountedFile {
+        fn new() -> Self {
+            FILES.fetch_add(1, Ordering::Relaxed);
+            Self
+        }
+    }
+
+    impl Drop for CountedFile {
+        fn drop(&mut self) {
+            FILES.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// The number of files of buffers that are open.
+    #[cfg(target_os = "linux")]
+    pub fn open_files() -> usize {
+        FILES.load(Ordering::Relaxed)
     }
 
     impl Pages {
         pub fn shared(len: usize, sharing: HostSharing) -> std::io::Result<Self> {
             let file = sharing.create_file(len)?;
-            Ok(Self { mapping: Mapping::of_file(file.as_fd(), len, true)?, file: Some(file) })
+            let mapping = Mapping::of_file(file.as_fd(), len, true)?;
+            Ok(Self { mapping, file: Some((file, CountedFile::new())) })
         }
 
         pub fn private(len: usize) -> std::io::Result<Self> {
             Ok(Self { mapping: Mapping::anonymous(len)?, file: None })
+        }
+
+        pub fn into_parts(self) -> (Mapping, Option<OwnedFd>) {
+            (self.mapping, self.file.map(|(file, _)| file))
         }
 
         pub fn make_huge(&self) -> std::io::Result<()> {
@@ -139,7 +184,7 @@ mod platform {
         }
 
         pub fn file(&self) -> Option<BorrowedFd<'_>> {
-            self.file.as_ref().map(AsFd::as_fd)
+            self.file.as_ref().map(|(file, _)| file.as_fd())
         }
     }
 }

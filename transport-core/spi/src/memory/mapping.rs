@@ -42,6 +42,15 @@ impl Mapping {
         Ok(place)
     }
 
+    /// Maps `len` bytes of `file` from `offset` on, which is a multiple of the page size. In small pages.
+    #[cfg(target_os = "linux")]
+    pub fn of_file_range(file: BorrowedFd<'_>, offset: u64, len: usize, writable: bool) -> io::Result<Self> {
+        let protection = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
+        // SAFETY: a new mapping at an address of the kernel's choosing overlaps nothing.
+        let start = unsafe { rustix::mm::mmap(null_mut(), len, protection, MapFlags::SHARED, file, offset)? };
+        Self::new(start.cast(), len)
+    }
+
     /// Maps `len` bytes of a PCI device's memory (p2pmem). `file` is the device's file `allocate`: the kernel allocates
     /// new bytes at each call.
     #[cfg(target_os = "linux")]
@@ -143,6 +152,17 @@ impl Mapping {
         Ok(())
     }
 
+    /// As [`Mapping::discard`], for a range of whole pages. The owner of the range asks for it.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn discard_range(&self, offset: usize, len: usize) -> io::Result<()> {
+        assert!(offset.checked_add(len).is_some_and(|end| end <= self.len));
+        let at = self.start.as_ptr().wrapping_add(offset).cast();
+        let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
+        // SAFETY: replaces pages of this mapping alone, whose owner asks for it.
+        unsafe { rustix::mm::mmap_anonymous(at, len, ProtFlags::READ | ProtFlags::WRITE, flags) }?;
+        Ok(())
+    }
+
     /// The first byte.
     pub fn start(&self) -> NonNull<u8> {
         self.start
@@ -194,6 +214,26 @@ fn commit_in_steps(
         }
     }
     Ok(())
+}
+
+/// Puts memory under the pages of `len` mapped bytes from `start` on, and maps them: so that a later access raises no
+/// signal, whoever owns the file. Of a mapping that is not `writable`, zeroed pages. The error is `INVAL` on Linux
+/// before 5.14; any other one but `INTR` and `AGAIN`, which never come, says that there is no memory.
+#[cfg(target_os = "linux")]
+pub fn populate_range(start: *const u8, len: usize, writable: bool) -> rustix::io::Result<()> {
+    use rustix::io::Errno;
+    use rustix::mm::Advice;
+    let page = page_size();
+    let from = start as usize / page * page;
+    let len = (start as usize + len).next_multiple_of(page) - from;
+    let advice = if writable { Advice::LinuxPopulateWrite } else { Advice::LinuxPopulateRead };
+    loop {
+        // SAFETY: the advice changes no byte, and fails for pages that are not mapped.
+        match unsafe { rustix::mm::madvise(start.with_addr(from).cast_mut().cast(), len, advice) } {
+            Err(Errno::INTR | Errno::AGAIN) => {}
+            result => return result,
+        }
+    }
 }
 
 /// The bytes of a small page. This calls libc, because rustix reads memory that valgrind does not map.

@@ -1,5 +1,8 @@
 //! The owners of memory that a device may touch, and what peers may do with that memory.
 
+#[cfg(all(target_os = "linux", not(miri)))]
+mod carved_buffer;
+mod host_arenas;
 mod host_buffer;
 mod host_range;
 #[cfg(unix)]
@@ -12,14 +15,17 @@ mod sharing;
 #[cfg(unix)]
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
+#[cfg(unix)]
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::Result;
+pub use host_arenas::HostArenas;
 pub use host_buffer::HostBuffer;
 pub use host_range::HostRange;
-#[cfg(target_os = "linux")]
-pub use mapping::commit_file;
 #[cfg(unix)]
 pub use mapping::{Mapping, page_size};
+#[cfg(target_os = "linux")]
+pub use mapping::{commit_file, populate_range};
 #[cfg(unix)]
 pub use sharing::HostSharing;
 
@@ -65,6 +71,31 @@ pub enum Locality {
     Cold,
 }
 
+/// Where memory lies in a file that other processes may map.
+#[cfg(unix)]
+#[derive(Debug, Clone, Copy)]
+pub struct SharedRange<'a> {
+    /// The file.
+    pub file: BorrowedFd<'a>,
+    /// The offset of the first byte, a multiple of the page size.
+    pub offset: u64,
+    /// Bytes of the file.
+    pub file_len: u64,
+    /// Whether a peer may have the file, if its owner wants to know. See [`hand_out`](Self::hand_out).
+    pub is_handed_out: Option<&'a AtomicBool>,
+}
+
+#[cfg(unix)]
+impl SharedRange<'_> {
+    /// Notes that a peer may get the file. Called before the last check that the peer may: then the owner knows it when
+    /// the peer has left.
+    pub fn hand_out(&self) {
+        if let Some(is_handed_out) = self.is_handed_out {
+            is_handed_out.store(true, Ordering::Release);
+        }
+    }
+}
+
 /// The owner of a range of memory.
 ///
 /// # Safety
@@ -98,6 +129,15 @@ pub unsafe trait Memory: Send + Sync {
     #[cfg(unix)]
     fn shared_file(&self) -> Option<BorrowedFd<'_>> {
         None
+    }
+
+    /// As [`shared_file`](Self::shared_file), for memory that may be a range of a file. Such a range is populated: an
+    /// importer refuses pages that were only allocated. The default is the whole file. An owner that wraps another
+    /// passes this call on too.
+    #[cfg(unix)]
+    fn shared_range(&self) -> Option<SharedRange<'_>> {
+        let whole = |file| SharedRange { file, offset: 0, file_len: self.len() as u64, is_handed_out: None };
+        self.shared_file().map(whole)
     }
 
     /// A new file descriptor of the DMA-BUF that holds these bytes, through which NICs reach a GPU's memory. A backend

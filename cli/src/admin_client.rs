@@ -3,13 +3,22 @@
 use std::path::Path;
 use std::time::Duration;
 
+use multirail::Dump;
 use multirail::admin::{AdminRequest, AdminResponse, RailStatus};
 
 use crate::failure::{CommandFailure, CommandResult, printable};
 
-/// The most bytes of an answer: many times the rails of the largest machine.
+/// The most bytes of an answer: some times the largest dump, of 4096 peers and 64 operations of each rail group.
 #[cfg(unix)]
-const MAX_ANSWER: u64 = 4 << 20;
+const MAX_ANSWER: u64 = 32 << 20;
+
+/// A dump as it comes over an admin socket.
+pub struct Sample {
+    pub dump: Dump,
+    /// The operations and the peers that the dump leaves out.
+    pub omitted_operations: u64,
+    pub omitted_peers: u64,
+}
 
 /// A connection to an admin socket.
 pub struct AdminClient {
@@ -48,9 +57,17 @@ impl AdminClient {
     pub fn rails(mut self) -> CommandResult<Vec<RailStatus>> {
         match self.ask(&AdminRequest::Rails)? {
             AdminResponse::Rails { rails } => Ok(rails),
-            _ => Err(CommandFailure::new(
-                "the process gave another answer; use the same version on both sides",
-            )),
+            _ => Err(other_answer()),
+        }
+    }
+
+    /// A dump of the process.
+    pub fn dump(&mut self) -> CommandResult<Sample> {
+        match self.ask(&AdminRequest::Dump)? {
+            AdminResponse::Dump { omitted_operations, omitted_peers, dump } => {
+                Ok(Sample { dump: *dump, omitted_operations, omitted_peers })
+            }
+            _ => Err(other_answer()),
         }
     }
 
@@ -60,7 +77,8 @@ impl AdminClient {
             Ok(AdminResponse::Error { error, .. }) => Err(CommandFailure::new(printable(&error))),
             Ok(answer) => Ok(answer),
             Err(error) => Err(CommandFailure::new(format!(
-                "the answer of the process is unknown: {error}; use the same version on both sides"
+                "the answer of the process is unknown: {}; use the same version on both sides",
+                printable(&error.to_string())
             ))),
         }
     }
@@ -90,4 +108,8 @@ impl AdminClient {
     fn exchange(&mut self, _line: &str) -> CommandResult<Vec<u8>> {
         Err(CommandFailure::new(format!("no answer within {} s", self.timeout.as_secs_f64())))
     }
+}
+
+fn other_answer() -> CommandFailure {
+    CommandFailure::new("the process gave another answer; use the same version on both sides")
 }

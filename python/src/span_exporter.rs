@@ -1,0 +1,85 @@
+//! The export of spans to OpenTelemetry.
+
+use std::sync::{Mutex, PoisonError};
+
+use multirail::opentelemetry::{OtlpExporter, link};
+use multirail::{Error, ErrorKind};
+use pyo3::prelude::*;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+
+use crate::errors::IntoPython;
+use crate::fork::ForkSafe;
+
+/// Sends the spans of transfers to a collector of OpenTelemetry, by OTLP over HTTP, until it is closed or its last reference
+/// goes. A process may have one.
+///
+/// Give each transfer the span that it is a part of: `trace=`, a W3C `traceparent`. Use the exporter as a context manager, or
+/// call `close()`, which sends the spans that have ended.
+#[pyclass(frozen, weakref, module = "multirail")]
+pub struct SpanExporter {
+    endpoint: String,
+    /// `None` once it is closed.
+    exporter: Mutex<Option<ForkSafe<OtlpExporter>>>,
+}
+
+impl SpanExporter {
+    /// The exporter to drop, unless it is closed already or belongs to the process that this one was forked from.
+    fn take(&self) -> Option<OtlpExporter> {
+        self.exporter.lock().unwrap_or_else(PoisonError::into_inner).take()?.take()
+    }
+}
+
+#[pymethods]
+impl SpanExporter {
+    /// Exports to `endpoint`, usually "http://127.0.0.1:4318/v1/traces", as the service `service`.
+    #[new]
+    fn new(py: Python<'_>, endpoint: &str, service: &str) -> PyResult<Self> {
+        let exporter = py.detach(|| OtlpExporter::start(endpoint, service)).into_python()?;
+        let taken = |_| {
+            let why = "this process exports spans already, or its command line logs them";
+            Error::new(ErrorKind::Busy, "export spans", why)
+        };
+        tracing_subscriber::registry().with(exporter.layer()).try_init().map_err(taken).into_python()?;
+        link().into_python()?;
+        Ok(Self { endpoint: endpoint.to_owned(), exporter: Mutex::new(Some(ForkSafe::new(exporter))) })
+    }
+
+    /// Sends the spans that have ended. Raises `Io` if the collector does not take them.
+    fn flush(&self, py: Python<'_>) -> PyResult<()> {
+        let flush = || {
+            let exporter = self.exporter.lock().unwrap_or_else(PoisonError::into_inner);
+            let closed = || Error::new(ErrorKind::Closed, "export spans", "the exporter is closed");
+            let open = exporter.as_ref().ok_or_else(closed).into_python()?;
+            open.get()?.flush().into_python()
+        };
+        py.detach(flush)
+    }
+
+    /// Sends the spans that have ended, and ends the export. May be called twice.
+    fn close(&self, py: Python<'_>) {
+        py.detach(|| drop(self.take()));
+    }
+
+    fn __enter__(this: Py<Self>) -> Py<Self> {
+        this
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, pyo3::types::PyTuple>) {
+        self.close(py);
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<multirail.SpanExporter {}>", self.endpoint)
+    }
+}
+
+impl Drop for SpanExporter {
+    fn drop(&mut self) {
+        // Closing waits for the collector, and joins a thread.
+        if let Some(exporter) = self.take() {
+            Python::attach(|py| py.detach(|| drop(exporter)));
+        }
+    }
+}

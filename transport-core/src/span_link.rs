@@ -1,0 +1,81 @@
+//! The link from spans of `tracing` to those of a distributed trace.
+
+use std::cell::RefCell;
+use std::sync::OnceLock;
+
+use tracing::Span;
+
+use crate::{Error, ErrorKind, Result, TraceContext};
+
+/// Ties spans of `tracing` to a distributed trace. `multirail::opentelemetry` has an implementation for OpenTelemetry.
+pub trait SpanLink: Send + Sync {
+    /// The trace context of a span, if it is part of a trace.
+    fn context_of(&self, span: &Span) -> Option<TraceContext>;
+
+    /// Makes `span` a child of `parent`. Nobody has entered the span yet.
+    fn set_parent(&self, span: &Span, parent: TraceContext);
+}
+
+static LINK: OnceLock<Box<dyn SpanLink>> = OnceLock::new();
+
+thread_local! {
+    /// The span of the transfer that this thread submits now.
+    static TRANSFER: RefCell<Option<Span>> = const { RefCell::new(None) };
+}
+
+/// Uses `link` for all fabrics of this process. With it, notifications take the current span's trace context along
+/// where the caller gives none.
+///
+/// # Errors
+/// `Busy` if the process has a link already.
+pub fn set_span_link(link: Box<dyn SpanLink>) -> Result<()> {
+    let taken = |_| {
+        let why = "this process has a link between spans and traces already; set it once, where the subscriber is made";
+        Error::new(ErrorKind::Busy, "set_span_link", why)
+    };
+    LINK.set(link).map_err(taken)
+}
+
+/// A transfer that the caller may have made part of a trace, while this thread submits it. Then it has a span, the parent
+/// of its operations' spans: these keep it open until they end. Nobody enters it, because subscribers may take the last
+/// exit for the end.
+pub(crate) struct TracedTransfer {
+    trace: Option<TraceContext>,
+    span: Option<Span>,
+}
+
+impl TracedTransfer {
+    pub fn begin(trace: Option<TraceContext>, operation: &'static str, peer: Option<u64>) -> Self {
+        let Some(trace) = trace else { return Self { trace, span: None } };
+        let span = tracing::debug_span!("transfer", operation, peer, %trace);
+        if let Some(link) = LINK.get() {
+            link.set_parent(&span, trace);
+        }
+        TRANSFER.set(Some(span.clone()));
+        Self { trace: Some(trace), span: Some(span) }
+    }
+
+    /// The trace context that a notification takes along: of the transfer's span, or of the current one, if a link knows it;
+    /// else what the caller gave.
+    pub fn context(&self) -> Option<TraceContext> {
+        let of_span = LINK.get().and_then(|link| match &self.span {
+            Some(span) => link.context_of(span),
+            None => link.context_of(&Span::current()),
+        });
+        of_span.or(self.trace)
+    }
+}
+
+impl Drop for TracedTransfer {
+    fn drop(&mut self) {
+        if self.span.is_some() {
+            TRANSFER.set(None);
+        }
+    }
+}
+
+/// The parent of an operation's span: the transfer that this thread submits, or the current span.
+pub(crate) fn parent() -> Option<tracing::span::Id> {
+    let of_transfer = TRANSFER.with_borrow(|transfer| transfer.as_ref().and_then(Span::id));
+    of_transfer.or_else(|| Span::current().id())
+}
