@@ -53,6 +53,7 @@ QUESTIONS = {
     "kv cache prefill decode": "recipes.html#hand-a-kv-cache",
     "broadcast weights to all workers": "recipes.html#send-new-weights",
     "prometheus grafana dashboard": "observability.html#prometheus-and-grafana",
+    "etcd redis directory of peers": "discovery.html",
     "systemd service": "deploy.html#a-system-service",
     "dockerfile container image": "deploy.html#containers",
     "take a device out of service": "observability.html#devices-out-of-service",

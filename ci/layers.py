@@ -33,6 +33,7 @@ ALLOWED = {
         "multirail-verbs",
     },
     "multirail-capi": {"multirail"},
+    "multirail-discovery": {"multirail"},
     "multirail-limit": set(),
 }
 # What these crates are built from at most, and what must be no part of them.
@@ -42,7 +43,7 @@ KNOWN_CIRCLES = {}
 WITHOUT = {
     "multirail-spi": {"tokio", "rustls"},
     "multirail-engine": {"tokio", "rustls"},
-    "multirail": {"clap", "indicatif", "comfy-table", "ctrlc", "hdrhistogram", "tracing-subscriber", "walkdir"},
+    "multirail": {"redis", "tonic", "clap", "indicatif", "comfy-table", "ctrlc", "hdrhistogram", "tracing-subscriber", "walkdir"},
 }
 
 

@@ -1,6 +1,6 @@
 //! The command line: parses the arguments and runs one command.
 
-#[cfg(all(test, feature = "metrics"))]
+#[cfg(all(test, feature = "directories", feature = "metrics"))]
 mod reference;
 
 use std::ffi::OsString;
@@ -13,6 +13,8 @@ use tracing_subscriber::filter::LevelFilter;
 use crate::common::Common;
 use crate::dump::Dumps;
 use crate::failure::CommandFailure;
+#[cfg(feature = "directories")]
+use crate::peers;
 use crate::{
     bench, completions, device, doctor, explain, info, manual, nixl, output, program, send, serve, simulate,
     top, topo, trace,
@@ -76,6 +78,9 @@ enum Command {
     /// Add the plug-in MULTIRAIL to NIXL in a Python environment, or remove it
     #[command(after_help = EXIT)]
     Nixl(nixl::NixlArguments),
+    /// List the members of a directory: those who have joined it, and where they listen
+    #[cfg(feature = "directories")]
+    Peers(peers::PeersArguments),
     /// Print the script by which a shell completes the words of this command
     #[command(after_help = EXIT, after_long_help = format!("{}\n\n{EXIT}", completions::PLACES))]
     Completions(completions::CompletionArguments),
@@ -97,6 +102,8 @@ impl Command {
             Self::Top(_) | Self::Trace(_) | Self::Completions(_) | Self::Man(_) => {
                 (false, false, false, false)
             }
+            #[cfg(feature = "directories")]
+            Self::Peers(_) => (false, false, false, true),
         };
         let given = [
             (backend, common.backend.is_some(), "--backend"),
@@ -150,6 +157,8 @@ fn run_arguments(mut arguments: Arguments) -> u8 {
         Command::Top(top) => top::run(&top),
         Command::Trace(trace) => trace::run(&trace),
         Command::Nixl(nixl) => nixl::run(common, &nixl),
+        #[cfg(feature = "directories")]
+        Command::Peers(peers) => peers::run(common, &peers),
         Command::Completions(completions) => completions::run(Arguments::command(), &completions),
         Command::Man(manual) => manual::run(Arguments::command(), &manual),
     };

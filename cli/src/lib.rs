@@ -6,9 +6,9 @@
 //!
 //! Read the modules in this order: `command` parses the arguments and runs a subcommand, `common` has the options
 //! that all subcommands share. The subcommands are `info`, `topo`, `explain`, `doctor`, `bench`, `serve`, `send`,
-//! `simulate`, `device`, `top`, `trace` and `nixl`; `completions` and `manual` write files for shells and packages. `files` is
-//! the file protocol, `wire` sends messages between two commands, and `connection` connects them. `output` prints,
-//! `failure` has the errors, and `dump` writes dumps.
+//! `simulate`, `device`, `top`, `trace`, `nixl` and `peers`; `completions` and `manual` write files for shells and
+//! packages. `files` is the file protocol, `wire` sends messages between two commands, and `connection` connects them.
+//! `output` prints, `failure` has the errors, and `dump` writes dumps.
 #![deny(unsafe_code)]
 
 mod admin_client;
@@ -19,6 +19,7 @@ mod completions;
 mod connection;
 mod content;
 mod device;
+mod discovery;
 mod doctor;
 mod dump;
 mod entry_counts;
@@ -32,6 +33,8 @@ mod info;
 mod manual;
 mod nixl;
 mod output;
+#[cfg(feature = "directories")]
+mod peers;
 mod program;
 mod security;
 mod send;

@@ -15,6 +15,7 @@ mod transfer;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use super::discovery::LookupOptions;
 use super::failure::CommandResult;
 use super::{Common, output, units};
 use list::{List, ListRules};
@@ -29,6 +30,9 @@ pub struct SendArguments {
     /// The address that the server printed
     #[arg(long, value_name = "ADDRESS")]
     to: String,
+
+    #[command(flatten)]
+    lookup: LookupOptions,
 
     /// Continue an interrupted attempt: files that the server has with the same content are not
     /// sent again, and partial files are continued where they end or differ
@@ -62,7 +66,7 @@ pub struct SendArguments {
 }
 
 /// Sends every path. The first entry that fails ends the command.
-pub fn run(common: &Common, arguments: SendArguments) -> CommandResult {
+pub fn run(common: &Common, mut arguments: SendArguments) -> CommandResult {
     let rules = ListRules { skip_special: arguments.skip_special, sparse: !arguments.no_sparse };
     let list = List::new(&arguments.paths, rules)?;
     list.skipped.iter().for_each(|why| output::print_error(&format!("skipped: {why}")));
@@ -72,5 +76,6 @@ pub fn run(common: &Common, arguments: SendArguments) -> CommandResult {
             list.special_bits
         ));
     }
+    arguments.to = arguments.lookup.address(arguments.to)?;
     Transfer::new(common, &arguments, list).run()
 }

@@ -27,6 +27,7 @@ use std::time::Duration;
 use multirail::{ErrorKind, Fabric, Peer, RecvPool};
 
 use super::common::ObserveOptions;
+use super::discovery::JoinOptions;
 use super::failure::{CommandFailure, CommandResult};
 use super::units::{self, Size};
 use super::wire::MESSAGE_BYTES;
@@ -52,6 +53,9 @@ pub struct ServeArguments {
 
     #[command(flatten)]
     observed: ObserveOptions,
+
+    #[command(flatten)]
+    joins: JoinOptions,
 
     /// Serve one sender, then exit
     #[arg(long)]
@@ -117,6 +121,7 @@ pub fn run(common: &Common, arguments: ServeArguments) -> CommandResult {
     };
     let address = listener.local_addr();
     let send = send_command::line(common, &address)?;
+    let _joined = arguments.joins.join(&fabric, &address)?;
     match common.json {
         true => output::json(&serde_json::json!({ "listening": address, "send": send }))?,
         false => output::line(&format!("listening on {address}; run: {send}"))?,
