@@ -34,7 +34,7 @@ PROGRAM = """
 import json, multirail, sys
 a, b = multirail.Fabric("loopback"), multirail.Fabric("loopback")
 ab, _ba = a.connect_local(b)
-server = a.serve_metrics(sys.argv[1])
+server = a.serve_metrics(sys.argv[1], peers=10)
 src, dst = a.alloc(8 << 20), b.alloc(8 << 20, "write")
 remote = ab.import_region(dst.descriptor())
 for _ in range(100):
@@ -193,7 +193,7 @@ def main():
             until("Prometheus", lambda: answers(address, "/-/ready"))
             # To compare 256 MiB at the end takes several scrapes.
             options = ["--pages", "4096", "--duration", "5s", "--no-limit", "--json"]
-            bench = subprocess.Popen([multirail, "bench", "--metrics", target, *options], stdout=subprocess.PIPE)
+            bench = subprocess.Popen([multirail, "bench", "--metrics", target, "--metrics-peers", "4", *options], stdout=subprocess.PIPE)
             page = until("the metrics of bench", lambda: answers(target, "/metrics"))
             subprocess.run([promtool, "check", "metrics"], input=page, text=True, check=True)
             rows = [json.loads(line) for line in bench.communicate(timeout=300)[0].splitlines()]

@@ -129,6 +129,12 @@ pub struct ObserveOptions {
     #[arg(long, value_name = "ADDRESS")]
     metrics: Option<String>,
 
+    /// With `--metrics`, let this many peers, those with the most bytes, have metrics of their own: their host names and
+    /// addresses become labels
+    #[cfg(feature = "metrics")]
+    #[arg(long, value_name = "COUNT", default_value_t = 0, requires = "metrics")]
+    metrics_peers: usize,
+
     /// The server of `--metrics`, while a copy of these options exists.
     #[cfg(feature = "metrics")]
     #[arg(skip)]
@@ -139,7 +145,7 @@ impl ObserveOptions {
     #[cfg(feature = "metrics")]
     fn serve_metrics(&self, fabric: &Fabric) -> CommandResult {
         if let Some(address) = &self.metrics {
-            let server = MetricsServer::start(fabric, address.as_str())?;
+            let server = MetricsServer::start_with_peers(fabric, address.as_str(), self.metrics_peers)?;
             tracing::info!(address = %server.local_addr(), "serving metrics");
             let _ = self.server.set(server);
         }

@@ -187,6 +187,9 @@ fn a_receipt_and_explain_tell_of_coalescing() {
         let path = op.receipt().unwrap().rails[0].path;
         assert_eq!(path.contains(Paths::COALESCED), is_coalesced, "{path}");
     }
+    let counters: Vec<_> = hosts.fabrics.iter().flat_map(|fabric| fabric.operation_counters()).collect();
+    let sum = counters.iter().map(|counters| counters.coalesced_bytes).sum::<u64>();
+    assert_eq!(sum, 32 * 4096, "{counters:?}");
     // A large write has requests of its own.
     let large = to_target.explain_write(source, 0..source.len(), remote, 0, &options(CoalescePolicy::Always));
     let large = large.unwrap().coalescing.unwrap();

@@ -71,7 +71,7 @@ fn every_metric_has_help_and_a_type() {
     let samples = page.lines().filter_map(|line| line.strip_prefix("multirail_"));
     let names: std::collections::BTreeSet<_> =
         samples.filter_map(|line| line.split(['{', ' ']).next()).collect();
-    assert_eq!(names.len(), 18 + 3, "{page}");
+    assert_eq!(names.len(), 18 + 3 + 7, "{page}");
     let parts = ["_bucket", "_sum", "_count"];
     for name in names {
         let name = parts.iter().find_map(|part| name.strip_suffix(part)).unwrap_or(name);
@@ -79,6 +79,65 @@ fn every_metric_has_help_and_a_type() {
             assert!(page.contains(&comment), "{comment}: {page}");
         }
     }
+}
+
+/// Peers have metrics only if asked, those with the most bytes; what a rail is, and what registrations took.
+#[test]
+fn gauges_registrations_and_peers() {
+    let (here, there, beside) = (open(), open(), open());
+    let (peer, _) = here.connect_local(&there).expect("connect");
+    let (idle, _) = here.connect_local(&beside).expect("connect");
+    let source = here.alloc(8 << 20, Access::LOCAL).expect("memory");
+    let target = there.alloc(8 << 20, Access::REMOTE_WRITE).expect("memory");
+    let remote = peer.import(&target.descriptor()).expect("import");
+    peer.write(&source, 0..8 << 20, &remote, 0).expect("submit").wait(limit::HANG).expect("written");
+    assert!(!scrape(start(&here).local_addr()).contains("multirail_peer_"));
+    let page = |most| {
+        let server = MetricsServer::start_with_peers(&here, "127.0.0.1:0", most).expect("a server");
+        scrape(server.local_addr())
+    };
+    let one = page(1);
+    let line = |name: &str, number: u64, value: u64| {
+        let [counters] =
+            &here.peer_counters().into_iter().filter(|of| of.peer == number).collect::<Vec<_>>()[..]
+        else {
+            panic!("no counters of peer {number}")
+        };
+        let host = &counters.host;
+        format!("multirail_peer_{name}_total{{peer=\"{number}\",host=\"{host}\",address=\"\"}} {value}\n")
+    };
+    let (busy, quiet) = (peer.id().number(), idle.id().number());
+    assert!(
+        one.contains(&line("bytes", busy, 8 << 20)) && !one.contains(&format!("peer=\"{quiet}\"")),
+        "{one}"
+    );
+    assert!(one.contains(&line("errors", busy, 0)), "{one}");
+    let both = page(9);
+    assert!(
+        both.contains(&line("bytes", busy, 8 << 20)) && both.contains(&line("operations", quiet, 0)),
+        "{both}"
+    );
+    for expected in [
+        "multirail_registrations_total 1\n",
+        "multirail_registered_bytes_total 8388608\n",
+        "multirail_staged_bytes_total{transport=\"loopback\"} 0\n",
+    ] {
+        assert!(both.contains(expected), "{expected}: {both}");
+    }
+    let seconds = here.registration_counters().time.as_secs_f64();
+    assert!(
+        seconds > 0.0 && both.contains(&format!("multirail_registration_seconds_total {seconds}\n")),
+        "{both}"
+    );
+    let labels =
+        |rail| format!("{{transport=\"loopback\",backend=\"loopback\",rail=\"{rail}\",device=\"lo{rail}\"}}");
+    for rail in 0..2 {
+        assert!(both.contains(&format!("multirail_rail_in_service{} 1\n", labels(rail))), "{both}");
+        assert!(both.contains(&format!("multirail_rail_outstanding{} 0\n", labels(rail))), "{both}");
+    }
+    pollster::block_on(here.drain_device("lo1").expect("a device")).expect("drained");
+    let page = page(0);
+    assert!(page.contains(&format!("multirail_rail_in_service{} 0\n", labels(1))), "{page}");
 }
 
 /// The buckets of a histogram add up, the last one has all operations, and the sum is their time.

@@ -190,7 +190,7 @@ class Fabric:
     def restore_device(self, device: str) -> None:
         """Raises ``InvalidRequest`` if there is no device of this name."""
 
-    def serve_metrics(self, address: str) -> MetricsServer:
+    def serve_metrics(self, address: str, *, peers: _Int = 0) -> MetricsServer:
         """``address`` is HOST:PORT. Raises ``Busy`` if somebody listens there."""
 
     def close(self) -> None: ...

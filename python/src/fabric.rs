@@ -300,10 +300,13 @@ impl Fabric {
     // ---- metrics ----
 
     /// Serves the fabric's counters to Prometheus at `http://ADDRESS/metrics`; port 0 takes a free one. Everyone who
-    /// reaches the address may read them.
-    fn serve_metrics(&self, py: Python<'_>, address: &str) -> PyResult<MetricsServer> {
+    /// reaches the address may read them. Up to `peers` peers, those with the most bytes, have counters of their own: their
+    /// host names and addresses become labels.
+    #[pyo3(signature = (address, *, peers=0))]
+    fn serve_metrics(&self, py: Python<'_>, address: &str, peers: usize) -> PyResult<MetricsServer> {
         let fabric = self.get()?;
-        let server = py.detach(|| multirail::metrics::MetricsServer::start(fabric, address));
+        let start = || multirail::metrics::MetricsServer::start_with_peers(fabric, address, peers);
+        let server = py.detach(start);
         Ok(MetricsServer::new(server.into_python()?))
     }
 

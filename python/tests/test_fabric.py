@@ -121,7 +121,7 @@ def test_metrics_are_scraped(pair: Pair) -> None:
             if line.startswith(("multirail_rail_bytes_total{", "multirail_rail_direct_bytes_total{")):
                 total += int(line.rsplit(" ", 1)[1])
         assert total == sum(rail["bytes"] + rail["direct_bytes"] for rail in pair.a.counters()) >= size
-        assert "multirail_peers 1" in page
+        assert "multirail_peers 1" in page and "multirail_peer_bytes_total" not in page
         with pytest.raises(multirail.Busy):
             pair.b.serve_metrics(server.address)
         assert server.address in repr(server)
@@ -130,6 +130,15 @@ def test_metrics_are_scraped(pair: Pair) -> None:
         scraped(server.address)
     with pytest.raises(multirail.InvalidRequest):
         pair.a.serve_metrics("nonsense")
+
+
+def test_peers_have_metrics_if_asked(pair: Pair) -> None:
+    src, dst = pair.a.alloc(8 << 20), pair.b.alloc(8 << 20)
+    pair.ab.write(src, pair.ab.import_region(dst.descriptor())).wait(LIMIT)
+    with pair.a.serve_metrics("127.0.0.1:0", peers=1) as server:
+        page = scraped(server.address)
+        assert f'multirail_peer_bytes_total{{peer="{pair.ab.id}",' in page
+        assert page.count("\nmultirail_peer_errors_total{") == 1
 
 
 def test_a_metrics_server_ends_with_its_last_reference(pair: Pair) -> None:

@@ -103,8 +103,8 @@ pub use engine::{
 };
 pub use explain::{Explanation, RailPlan, TransportChoice};
 pub use fabric::{
-    Fabric, FabricBuilder, GroupLocation, ListedGroup, Listener, Pinning, RailGroups, TransportConfig,
-    TransportInfo, WeakFabric, Workers,
+    Fabric, FabricBuilder, GroupLocation, ListedGroup, Listener, PeerCounters, Pinning, RailGroups,
+    RegistrationCounters, TransportConfig, TransportInfo, WeakFabric, Workers,
 };
 pub use group::{Barrier, PeerGroup, ScatterPart};
 pub use imm::{Arrivals, Expect, ImmCounter, Mirror, NextArrivals, OnPeerClosed};

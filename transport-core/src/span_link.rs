@@ -45,8 +45,16 @@ pub(crate) struct TracedTransfer {
 }
 
 impl TracedTransfer {
+    #[inline]
     pub fn begin(trace: Option<TraceContext>, operation: &'static str, peer: Option<u64>) -> Self {
-        let Some(trace) = trace else { return Self { trace, span: None } };
+        match trace {
+            None => Self { trace: None, span: None },
+            Some(trace) => Self::begin_traced(trace, operation, peer),
+        }
+    }
+
+    #[cold]
+    fn begin_traced(trace: TraceContext, operation: &'static str, peer: Option<u64>) -> Self {
         let span = tracing::debug_span!("transfer", operation, peer, %trace);
         if let Some(link) = LINK.get() {
             link.set_parent(&span, trace);
@@ -57,7 +65,13 @@ impl TracedTransfer {
 
     /// The trace context that a notification takes along: of the transfer's span, or of the current one, if a link knows it;
     /// else what the caller gave.
+    #[inline]
     pub fn context(&self) -> Option<TraceContext> {
+        if self.trace.is_none() && LINK.get().is_none() { None } else { self.traced_context() }
+    }
+
+    #[cold]
+    fn traced_context(&self) -> Option<TraceContext> {
         let of_span = LINK.get().and_then(|link| match &self.span {
             Some(span) => link.context_of(span),
             None => link.context_of(&Span::current()),
@@ -67,6 +81,7 @@ impl TracedTransfer {
 }
 
 impl Drop for TracedTransfer {
+    #[inline]
     fn drop(&mut self) {
         if self.span.is_some() {
             TRANSFER.set(None);

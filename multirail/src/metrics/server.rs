@@ -26,8 +26,8 @@ const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// Serves the metrics of one fabric at `http://ADDRESS/metrics`, in a thread of its own that sleeps between scrapes.
 ///
-/// Everyone who reaches the address may read the metrics: counts, device names, and labels of transports, but no
-/// addresses of peers. Listen on a loopback address or in a network that only the scraper reaches.
+/// Everyone who reaches the address may read the metrics: counts, device names, and labels of transports, but addresses
+/// of peers only with [`MetricsServer::start_with_peers`]. Listen on a loopback address or in a network that only the scraper reaches.
 ///
 /// # Cleanup
 /// Dropping the server closes the address and joins the thread. A client that is being served has a second each to send
@@ -45,11 +45,20 @@ impl MetricsServer {
     /// `InvalidRequest` if the address does not parse or resolve, `Busy` if it is in use, `Permission` or `Io` if the
     /// system refuses.
     pub fn start(fabric: &Fabric, address: impl ToSocketAddrs) -> Result<Self> {
+        Self::start_with_peers(fabric, address, 0)
+    }
+
+    /// As [`MetricsServer::start`]. Up to `most_peers` connected peers, those with the most bytes, have metrics of their
+    /// own, with their host names and addresses as labels: three series for each.
+    ///
+    /// # Errors
+    /// Those of [`MetricsServer::start`].
+    pub fn start_with_peers(fabric: &Fabric, address: impl ToSocketAddrs, most_peers: usize) -> Result<Self> {
         let addresses: Vec<_> = address.to_socket_addrs().map_err(unresolved)?.collect();
         let listener = TcpListener::bind(addresses.as_slice()).map_err(|error| refused(&addresses, error))?;
         let address = listener.local_addr().map_err(|error| refused(&addresses, error))?;
         let stopping = Arc::<AtomicBool>::default();
-        let (page, flag) = (MetricsPage::new(fabric), Arc::clone(&stopping));
+        let (page, flag) = (MetricsPage::new(fabric, most_peers), Arc::clone(&stopping));
         let thread = std::thread::Builder::new()
             .name("multirail-metrics".to_owned())
             .spawn(move || serve(&listener, &page, &flag))

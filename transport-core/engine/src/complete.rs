@@ -1654,14 +1654,20 @@ impl Engine {
         self.active[op as usize] = None;
         self.record_ended(id, span.as_deref(), error.as_ref());
         match error {
-            Some(error) => self.handle.table.finish(id, Err(error)),
+            Some(error) => {
+                if let Some(Some(link)) = self.links.get(link as usize) {
+                    link.peer.links[self.handle.group].counts.failed();
+                }
+                self.handle.table.finish(id, Err(error));
+            }
             None => {
                 let ended_at = self.now();
                 if let Some(Some(link)) = self.links.get_mut(link as usize) {
                     link.last_success = ended_at;
+                    link.peer.links[self.handle.group].counts.succeeded(outcome.bytes);
                 }
                 let nanos = ended_at.as_nanos().saturating_sub(submitted_at.as_nanos());
-                self.handle.operations.succeeded(outcome.bytes, nanos);
+                self.handle.operations.succeeded(outcome.bytes, nanos, path);
                 self.handle.table.succeed(id, outcome, |notes| {
                     (notes.submitted_at, notes.posted_at, notes.ended_at) =
                         (submitted_at, posted_at, ended_at);

@@ -674,7 +674,7 @@ impl Engine {
             self.queue(run.op);
             cut_at.get_or_insert(index);
             if let Some(status) = failure.take() {
-                self.handle.counts[rail].completed(0, 1);
+                self.handle.counts[rail].refused();
                 self.fail_with(run.op, rail, status);
             }
         }

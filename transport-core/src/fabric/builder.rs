@@ -401,6 +401,7 @@ impl FabricBuilder {
             published: Mutex::new(HashMap::new()),
             peers: Mutex::new(HashMap::new()),
             next_region: AtomicU64::new(1),
+            registrations: Default::default(),
             notifier: OnceLock::new(),
             host_memory: Arc::default(),
             // Held by the rails that may touch the memory, if there are any.

@@ -71,7 +71,9 @@ impl Fabric {
     /// The counters are `multirail_rail_*_total`, with the labels `transport`, `backend`, `rail` and `device`. The
     /// gauge `multirail_peers` is the number of connected peers. `multirail_operations_total` counts the operations that
     /// succeeded, by `transport` and `size`, and `multirail_operation_errors_total` those that failed, by `transport` and
-    /// `kind` (an [`ErrorKind`](crate::ErrorKind)). The latencies are in [`Fabric::operation_counters`]. If a process has two fabrics, their transports need
+    /// `kind` (an [`ErrorKind`](crate::ErrorKind)). The latencies are in [`Fabric::operation_counters`], the
+    /// time that registrations took in [`Fabric::registration_counters`], and counts of each peer in
+    /// [`Fabric::peer_counters`]. If a process has two fabrics, their transports need
     /// different labels.
     #[cfg(feature = "metrics")]
     pub fn publish_metrics(&self) {
@@ -100,12 +102,31 @@ impl Fabric {
             counter!("multirail_rail_paths_broken_total", &labels).absolute(rail.paths_broken);
             counter!("multirail_rail_paths_mended_total", &labels).absolute(rail.paths_mended);
         }
+        for transport in self.0.data_transports() {
+            for (rail, counts) in transport.groups.iter().flat_map(|group| &group.engine.counts).enumerate() {
+                let labels = [
+                    ("transport", transport.label.clone()),
+                    ("backend", transport.backend.into()),
+                    ("rail", rail.to_string()),
+                    ("device", transport.devices[rail].name.clone()),
+                ];
+                let is_in_service = !counts.is_lost() && !counts.is_retired();
+                gauge!("multirail_rail_in_service", &labels).set(f64::from(u8::from(is_in_service)));
+                gauge!("multirail_rail_outstanding", &labels).set(counts.outstanding() as f64);
+            }
+        }
+        let registrations = self.registration_counters();
+        counter!("multirail_registrations_total").absolute(registrations.regions);
+        counter!("multirail_registered_bytes_total").absolute(registrations.bytes);
         for operations in self.operation_counters() {
             let transport = &operations.transport;
             for size in operations.sizes {
                 let labels = [("transport", transport.clone()), ("size", size.name().into())];
                 counter!("multirail_operations_total", &labels).absolute(size.count());
             }
+            let label = [("transport", transport.clone())];
+            counter!("multirail_staged_bytes_total", &label).absolute(operations.staged_bytes);
+            counter!("multirail_coalesced_bytes_total", &label).absolute(operations.coalesced_bytes);
             for (kind, count) in operations.errors {
                 let labels = [("transport", transport.clone()), ("kind", format!("{kind:?}"))];
                 counter!("multirail_operation_errors_total", &labels).absolute(count);

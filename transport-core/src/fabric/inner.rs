@@ -11,7 +11,7 @@ use super::admin_service::AdminService;
 use super::group::Group;
 use super::placement::PlacementPolicy;
 use super::transport::Transport;
-use super::{lock, tenant};
+use super::{RegistrationCounts, lock, tenant};
 #[cfg(unix)]
 use crate::admin::SocketFile;
 use crate::control::{Bootstrap, ControlSettings, ControlThread, HandshakeLimiter, Identity, TaskTracker};
@@ -47,6 +47,7 @@ pub(crate) struct FabricInner {
     pub(super) published: Mutex<HashMap<String, Region>>,
     pub(super) peers: Mutex<HashMap<PeerId, Peer>>,
     pub(super) next_region: AtomicU64,
+    pub(super) registrations: RegistrationCounts,
     /// Set if the fabric was opened with notifications.
     pub(super) notifier: OnceLock<Notifier>,
     /// Allocates the host memory of regions.

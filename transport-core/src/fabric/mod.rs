@@ -10,7 +10,9 @@ mod group;
 mod host;
 mod inner;
 mod pairing;
+mod peer_counters;
 mod placement;
+mod registration_counts;
 mod reservation;
 mod tenant;
 mod transport;
@@ -19,12 +21,16 @@ mod workers;
 use std::future::Future;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Instant;
 
 pub use builder::{FabricBuilder, TransportConfig};
 pub use dump::WeakFabric;
 use group::Group;
 pub(crate) use inner::FabricInner;
+pub use peer_counters::PeerCounters;
 pub use placement::{GroupLocation, ListedGroup, RailGroups};
+pub use registration_counts::RegistrationCounters;
+use registration_counts::RegistrationCounts;
 pub(crate) use transport::Transport;
 pub use transport::TransportInfo;
 pub use workers::{Pinning, Workers};
@@ -139,6 +145,7 @@ impl Fabric {
         access: Access,
     ) -> Result<Region> {
         self.0.check_open("register")?;
+        let (begun, len) = (Instant::now(), memory.len());
         if memory.is_empty() {
             let why = "the memory has no bytes; register at least one";
             return Err(Error::new(ErrorKind::InvalidRequest, "register", why));
@@ -169,7 +176,11 @@ impl Fabric {
             owner: Arc::<FabricInner>::downgrade(&self.0),
             retained: Weak::clone(&self.0.retained),
         };
-        Ok(Region(Arc::new(RegionInner::new(memory, setup))))
+        let region = Region(Arc::new(RegionInner::new(memory, setup)));
+        if !matches!(rails, RegisterOn::Companions) {
+            self.0.registrations.add(len, begun.elapsed());
+        }
+        Ok(region)
     }
 
     /// Publishes a region: peers find it by `name` until [`Fabric::unpublish`].
@@ -323,6 +334,18 @@ impl Fabric {
     /// How long the operations of each transport took, and how they failed.
     pub fn operation_counters(&self) -> Vec<OperationCounters> {
         self.0.data_transports().map(Transport::operation_counters).collect()
+    }
+
+    /// What the workers have done with each connected peer, by its number.
+    pub fn peer_counters(&self) -> Vec<PeerCounters> {
+        let mut counters: Vec<_> = lock(&self.0.peers).values().map(PeerCounters::of).collect();
+        counters.sort_by_key(|counters| counters.peer);
+        counters
+    }
+
+    /// The regions that were registered, and how long that took.
+    pub fn registration_counters(&self) -> RegistrationCounters {
+        self.0.registrations.read()
     }
 
     /// Takes a device out of service, for its maintenance: new operations use other devices, and what running

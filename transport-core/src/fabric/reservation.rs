@@ -235,6 +235,7 @@ impl Reservation {
             direct_slot: 0,
             max_direct: 0,
             backlog: CachePadded::default(),
+            counts: CachePadded::default(),
         };
         let Some(pairing) = pairing else { return link };
         let weights = pairing.weights(&transport.rates(), &self.peer_rates);

@@ -17,6 +17,7 @@ impl<'a> NotificationBytes<'a> {
     pub const MAX: usize = MAX_LEN + TraceContext::LEN;
 
     /// The content of a notification of these bytes.
+    #[inline]
     pub fn new(bytes: &'a [u8], trace: Option<TraceContext>) -> Self {
         let bytes = match trace {
             None => Cow::Borrowed(bytes),
@@ -26,25 +27,31 @@ impl<'a> NotificationBytes<'a> {
     }
 
     /// What the fragments carry.
+    #[inline]
     pub fn on_wire(&self) -> &[u8] {
         &self.bytes
     }
 
+    #[inline]
     pub fn is_traced(&self) -> bool {
         self.is_traced
     }
 
     /// The length of the notification in bytes, without its trace context.
+    #[inline]
     pub fn len(&self) -> usize {
         self.bytes.len() - if self.is_traced { TraceContext::LEN } else { 0 }
     }
 
     /// Takes the trace context and the bytes apart that fragments have carried. The error says how the peer has broken the
     /// protocol.
-    pub fn parse(mut on_wire: Vec<u8>, is_traced: bool) -> Result<(Option<TraceContext>, Vec<u8>), String> {
-        if !is_traced {
-            return Ok((None, on_wire));
-        }
+    #[inline]
+    pub fn parse(on_wire: Vec<u8>, is_traced: bool) -> Result<(Option<TraceContext>, Vec<u8>), String> {
+        if is_traced { Self::parse_traced(on_wire) } else { Ok((None, on_wire)) }
+    }
+
+    #[cold]
+    fn parse_traced(mut on_wire: Vec<u8>) -> Result<(Option<TraceContext>, Vec<u8>), String> {
         let Some((trace, bytes)) = on_wire.split_first_chunk::<{ TraceContext::LEN }>() else {
             return Err("a notification with a trace context is shorter than one".to_owned());
         };

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use crate::ErrorKind;
+use crate::spi::Paths;
 
 /// Size classes: up to 4 KiB, 64 KiB, 1 MiB, 16 MiB, and more. Each is 16 times as large as the one before.
 const SIZES: usize = 5;
@@ -20,6 +21,8 @@ const FIRST_BUCKET: u32 = 10;
 pub struct OperationCounts {
     sizes: [SizeCounts; SIZES],
     errors: [AtomicU64; ErrorKind::ALL.len()],
+    staged_bytes: AtomicU64,
+    coalesced_bytes: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -40,6 +43,10 @@ pub struct OperationCounters {
     pub sizes: Vec<SizeCounters>,
     /// The operations that failed, for each kind of error.
     pub errors: Vec<(ErrorKind, u64)>,
+    /// Bytes of the operations that succeeded whose bytes went through staging buffers.
+    pub staged_bytes: u64,
+    /// Bytes of the operations that succeeded whose pages shared work requests.
+    pub coalesced_bytes: u64,
 }
 
 /// The successful operations of one size class.
@@ -56,12 +63,25 @@ pub struct SizeCounters {
 }
 
 impl OperationCounts {
-    /// Counts an operation of `bytes` bytes that succeeded, and took `nanos` nanoseconds.
+    /// Counts an operation of `bytes` bytes that succeeded, and took `nanos` nanoseconds and these paths.
     #[inline]
-    pub fn succeeded(&self, bytes: u64, nanos: u64) {
+    pub fn succeeded(&self, bytes: u64, nanos: u64, paths: Paths) {
+        if paths.intersects(Paths::STAGED | Paths::COALESCED) {
+            self.copied(bytes, paths);
+        }
         let size = &self.sizes[size_class(bytes)];
         add(&size.buckets[bucket(nanos)], 1);
         add(&size.nanos, nanos);
+    }
+
+    #[cold]
+    fn copied(&self, bytes: u64, paths: Paths) {
+        if paths.contains(Paths::STAGED) {
+            add(&self.staged_bytes, bytes);
+        }
+        if paths.contains(Paths::COALESCED) {
+            add(&self.coalesced_bytes, bytes);
+        }
     }
 
     /// Counts an operation that failed.
@@ -79,6 +99,8 @@ impl OperationCounts {
         }
         let errors = self.errors.iter().zip(&mut counters.errors);
         errors.for_each(|(count, (_, sum))| *sum += count.load(Relaxed));
+        counters.staged_bytes += self.staged_bytes.load(Relaxed);
+        counters.coalesced_bytes += self.coalesced_bytes.load(Relaxed);
     }
 }
 
@@ -99,6 +121,8 @@ impl OperationCounters {
             transport: transport.into(),
             sizes: (0..SIZES).map(size).collect(),
             errors: ErrorKind::ALL.map(|kind| (kind, 0)).to_vec(),
+            staged_bytes: 0,
+            coalesced_bytes: 0,
         }
     }
 }
@@ -145,9 +169,10 @@ mod tests {
         fn an_operation_is_counted_where_the_bounds_say(bytes in 0..1_u64 << 40, nanos in 0..1_u64 << 36, shift in 0_u32..36) {
             let (bytes, nanos) = (bytes >> shift, nanos >> shift);
             let counts = OperationCounts::default();
-            counts.succeeded(bytes, nanos);
+            counts.succeeded(bytes, nanos, Paths::STAGED);
             let mut counters = OperationCounters::new("a");
             counts.add_to(&mut counters);
+            prop_assert_eq!((counters.staged_bytes, counters.coalesced_bytes), (bytes, 0));
             let class = counters.sizes.iter().position(|size| bytes <= size.max_bytes).unwrap();
             let found: Vec<_> = counters.sizes.iter().map(SizeCounters::count).collect();
             let expected: Vec<_> = (0..SIZES).map(|at| u64::from(at == class)).collect();

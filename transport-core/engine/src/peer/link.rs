@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crossbeam_utils::CachePadded;
 
+use super::LinkCounts;
 use super::comeback::FIRST_SHARE;
 use crate::copy::{self, CopyStrategy};
 use crate::flow_control::{Backlog, SendCredit};
@@ -43,6 +44,7 @@ pub struct Link {
     pub credit: Arc<SendCredit>,
     /// The operations that the worker has not ended. While there are any, small operations queue behind them.
     pub backlog: CachePadded<Backlog>,
+    pub counts: CachePadded<LinkCounts>,
 }
 
 /// A rail pair: a local rail that is paired with a rail of the peer.

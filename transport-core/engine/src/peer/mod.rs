@@ -10,6 +10,7 @@ mod events;
 mod fences;
 #[allow(unsafe_code, reason = "runs checked requests in the calling thread")]
 mod link;
+mod link_counts;
 mod link_state;
 mod state;
 mod unconfirmed_failures;
@@ -21,6 +22,7 @@ pub use events::{PeerEvents, PeerIdentity};
 pub use fences::FenceRequest;
 pub(super) use fences::{Fence, Fences, LostArrivals};
 pub use link::{CheckedRange, CountedRails, Link, PairedRail};
+pub use link_counts::LinkCounts;
 pub(super) use link_state::{ArrivalKind, BrokenPath, LinkState, SlotLink};
 pub use state::PeerState;
 pub use unconfirmed_failures::PeerProbe;

@@ -19,6 +19,8 @@ struct WorkerCounts {
     bytes: AtomicU64,
     completions: AtomicU64,
     errors: AtomicU64,
+    /// Those of `errors` that were not posted.
+    refused: AtomicU64,
     queue_full: AtomicU64,
     retries: AtomicU64,
     grant_waits: AtomicU64,
@@ -133,6 +135,21 @@ impl RailCounts {
     pub fn completed(&self, ok: u64, failed: u64) {
         add(&self.worker.completions, ok);
         add(&self.worker.errors, failed);
+    }
+
+    /// Counts a request that the endpoint refused for good.
+    #[cold]
+    pub fn refused(&self) {
+        add(&self.worker.errors, 1);
+        add(&self.worker.refused, 1);
+    }
+
+    /// The requests that are posted and have not ended.
+    pub fn outstanding(&self) -> u64 {
+        // Read in this order: a request that ends meanwhile is not counted as ended without being counted as posted.
+        let ended = self.ended();
+        let posted = self.worker.posts.load(Relaxed) + self.worker.refused.load(Relaxed);
+        posted.saturating_sub(ended)
     }
 
     /// The requests that have ended, successfully or not.
