@@ -37,8 +37,8 @@ pub struct Member {
     pub incarnation: u64,
     /// What the member says about itself, at most 8 KiB.
     pub attributes: BTreeMap<String, String>,
-    /// How long the directory lists the member after its last renewal. Zero if the member renews nothing, as in a static
-    /// list.
+    /// How long the directory lists the member after its last renewal. Zero if the member renews nothing, as in a
+    /// static list.
     pub lease: Duration,
 }
 
@@ -99,7 +99,8 @@ impl Member {
         (lease > MAX_LEASE).then(|| format!("its lease of {lease:?} is longer than {MAX_LEASE:?}"))
     }
 
-    /// The bytes that a directory keeps. `claim` is a number that no other membership has: entries of the same member differ.
+    /// The bytes that a directory keeps. `claim` is a number that no other membership has: entries of the same member
+    /// differ.
     pub(crate) fn to_record(&self, claim: u64) -> Vec<u8> {
         let record = Record {
             version: RECORD_VERSION,

@@ -19,8 +19,8 @@ const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// The prefix of a URL without one.
 const DEFAULT_PREFIX: &str = "multirail";
 
-/// Lists the members, and removes names from the set whose keys have expired. Returns three texts for each: the name, the
-/// record, and the error if the key is something else's.
+/// Lists the members, and removes names from the set whose keys have expired. Returns three texts for each: the name,
+/// the record, and the error if the key is something else's.
 const LIST: &str = "
 local list = {}
 for _, name in ipairs(redis.call('SMEMBERS', KEYS[1])) do
@@ -68,9 +68,9 @@ if redis.pcall('GET', KEYS[2]) == ARGV[2] then
 end
 return 1";
 
-/// Members as keys in Redis 5 or later, or Valkey: the key is the prefix, `//` and the name, the value is JSON, and it expires
-/// with the lease. A set with the prefix as its key has the names, and a channel of the same name tells of joins and
-/// leaves. A prefix has no `//`: no key is a member of one directory and belongs to another.
+/// Members as keys in Redis 5 or later, or Valkey: the key is the prefix, `//` and the name, the value is JSON, and it
+/// expires with the lease. A set with the prefix as its key has the names, and a channel of the same name tells of
+/// joins and leaves. A prefix has no `//`: no key is a member of one directory and belongs to another.
 pub struct RedisStore {
     url: String,
     redis: Arc<Redis>,
@@ -91,8 +91,8 @@ struct Connection {
     number: u64,
 }
 
-/// A request that is not answered. Lets the next connect again, when it fails or is dropped: a limit of time drops it, and
-/// a mute server gives no other sign.
+/// A request that is not answered. Lets the next connect again, when it fails or is dropped: a limit of time drops it,
+/// and a mute server gives no other sign.
 struct Unanswered<'a> {
     redis: &'a Redis,
     connection: u64,
@@ -292,8 +292,8 @@ mod tests {
 
     use super::*;
 
-    /// A server that lets clients connect, and answers nothing else: each request that is given up makes the next connect
-    /// again.
+    /// A server that lets clients connect, and answers nothing else: each request that is given up makes the next
+    /// connect again.
     #[test]
     fn a_mute_connection_is_left() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -10,8 +10,8 @@ use crate::Listing;
 /// How long a store may take for one request.
 pub const REQUEST_LIMIT: Duration = Duration::from_secs(2);
 
-/// A store of records with leases. [`StoreDirectory`](crate::StoreDirectory) makes a directory of any store: it watches,
-/// renews, and connects again.
+/// A store of records with leases. [`StoreDirectory`](crate::StoreDirectory) makes a directory of any store: it
+/// watches, renews, and connects again.
 ///
 /// All calls run on the thread of the directories, a current-thread runtime of tokio, each within [`REQUEST_LIMIT`]. So
 /// they may use tokio, and must not block.
@@ -36,8 +36,8 @@ pub trait Store: Send + Sync + 'static {
         Ok(Box::new(NoChanges))
     }
 
-    /// Writes the record of a member. The store removes it `lease` after the last renewal. Returns `None` if `claim` does
-    /// not allow that.
+    /// Writes the record of a member. The store removes it `lease` after the last renewal. Returns `None` if `claim`
+    /// does not allow that.
     async fn claim(
         &self,
         name: &str,

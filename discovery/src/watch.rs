@@ -17,13 +17,13 @@ use crate::runtime::{AbortOnDrop, Runtime};
 use crate::store::within_limit;
 use crate::{Changes, Listing, MAX_MEMBERS, Member, Store};
 
-/// The most events that wait for their reader. The task waits then, and loses none: it compares the members with what it
-/// has told.
+/// The most events that wait for their reader. The task waits then, and loses none: it compares the members with what
+/// it has told.
 const BACKLOG: usize = 1024;
 /// The least time between two lists: changes that come together are listed together.
 const LEAST_INTERVAL: Duration = Duration::from_millis(20);
-/// How much longer than two leases a missing member is kept after an outage. Thousands of requests that nobody waits for
-/// any more may reach a server that comes back, before those of its members.
+/// How much longer than two leases a missing member is kept after an outage. Thousands of requests that nobody waits
+/// for any more may reach a server that comes back, before those of its members.
 const GRACE: Duration = Duration::from_secs(5);
 /// The pause before a watch that failed begins again.
 const RESTART_DELAY: Duration = Duration::from_millis(50);
@@ -51,13 +51,13 @@ pub enum Event {
     Synced,
 }
 
-/// The changes of a directory's members, as a [`Stream`] that does not end. It begins with a `Joined` of each member and
-/// `Synced`. Dropping it ends the watch.
+/// The changes of a directory's members, as a [`Stream`] that does not end. It begins with a `Joined` of each member
+/// and `Synced`. Dropping it ends the watch.
 ///
 /// While the directory does not answer, the last known members stay members. When it answers again, the watch compares
 /// them with the new list and tells the differences. A member that is missing then has two leases and 5 s to join again
-/// before it is told to have left: a store that was restarted may have lost every entry, while the processes are well. Other
-/// breaks do not begin that time anew, and do not count towards it.
+/// before it is told to have left: a store that was restarted may have lost every entry, while the processes are well.
+/// Other breaks do not begin that time anew, and do not count towards it.
 pub struct Watch {
     events: mpsc::Receiver<Event>,
     _task: AbortOnDrop<()>,
@@ -216,7 +216,8 @@ struct View {
 }
 
 impl View {
-    /// Notes that the store answers again. Nobody could join again while it did not, so that the graces are longer by that.
+    /// Notes that the store answers again. Nobody could join again while it did not, so that the graces are longer by
+    /// that.
     fn interrupted(&mut self, lost: Instant, now: Instant) {
         let away = now.saturating_duration_since(lost);
         self.missing.values_mut().for_each(|until| *until += away);

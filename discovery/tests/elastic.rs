@@ -1,5 +1,5 @@
-//! Groups that follow a directory: their members, epochs and barriers. All fabrics are in this process, and connect over
-//! TCP.
+//! Groups that follow a directory: their members, epochs and barriers. All fabrics are in this process, and connect
+//! over TCP.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -149,8 +149,8 @@ fn a_barrier_of_a_former_epoch_is_refused() {
     assert_eq!(now(star.barrier(&epoch, 0, LIMIT)).unwrap_err().kind(), ErrorKind::InvalidRequest);
 }
 
-/// A member that the directory does not list any more leaves the group, and its connection stays. When it is listed again,
-/// the group takes the connection back.
+/// A member that the directory does not list any more leaves the group, and its connection stays. When it is listed
+/// again, the group takes the connection back.
 #[test]
 fn a_lost_lease_breaks_no_connection() {
     let folder = tempfile::tempdir().unwrap();
@@ -201,8 +201,8 @@ fn a_group_is_asked_while_it_waits() {
     }));
 }
 
-/// A list without incarnations names this fabric, too: the group finds out when it connects. The entry of a process that
-/// ends at once is removed before its last handle is dropped.
+/// A list without incarnations names this fabric, too: the group finds out when it connects. The entry of a process
+/// that ends at once is removed before its last handle is dropped.
 #[test]
 fn a_static_list_and_the_end_of_a_program() {
     let folder = tempfile::tempdir().unwrap();

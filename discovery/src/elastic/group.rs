@@ -31,8 +31,8 @@ impl ElasticOptions {
         Self::default()
     }
 
-    /// Lets the members form a mesh: each has a group with its listener, and each two have one connection, which the one
-    /// with the smaller incarnation makes. Barriers need a mesh. The group takes the peers that connect.
+    /// Lets the members form a mesh: each has a group with its listener, and each two have one connection, which the
+    /// one with the smaller incarnation makes. Barriers need a mesh. The group takes the peers that connect.
     pub fn listener(mut self, listener: Listener) -> Self {
         self.listener = Some(listener);
         self
@@ -138,8 +138,8 @@ impl ElasticGroup {
     }
 
     /// Calls `submit` for each member of the present epoch, then awaits all operations. Every operation ends, by its
-    /// deadline at the latest; its result comes with its member. What a member that leaves meanwhile does to its operation
-    /// is no other's loss.
+    /// deadline at the latest; its result comes with its member. What a member that leaves meanwhile does to its
+    /// operation is no other's loss.
     pub async fn submit_all(
         &self,
         mut submit: impl FnMut(&ConnectedMember) -> Result<Op> + Send,
@@ -154,8 +154,8 @@ impl ElasticGroup {
         join_all(operations.collect()).await
     }
 
-    /// Writes a range of `src` to each member of the present epoch: to `offset` bytes into the region that the member has
-    /// published as `region`. Returns the result of each member.
+    /// Writes a range of `src` to each member of the present epoch: to `offset` bytes into the region that the member
+    /// has published as `region`. Returns the result of each member.
     pub async fn write_all(
         &self,
         src: &Region,
@@ -177,18 +177,19 @@ impl ElasticGroup {
         join_all(writes.collect()).await
     }
 
-    /// Waits until every member of `epoch` has called this function for the same `round` and an epoch of the same processes.
-    /// All members need groups with listeners ([`ElasticOptions::listener`]).
+    /// Waits until every member of `epoch` has called this function for the same `round` and an epoch of the same
+    /// processes. All members need groups with listeners ([`ElasticOptions::listener`]).
     ///
-    /// `round` is the caller's number of the barrier, such as the step of a training: the members keep the arrivals of a
-    /// round that this side has given up, and would take them for those of a later one of the same number.
+    /// `round` is the caller's number of the barrier, such as the step of a training: the members keep the arrivals of
+    /// a round that this side has given up, and would take them for those of a later one of the same number.
     ///
-    /// A member whose epoch changes meanwhile gives up, while another may have passed the barrier just before: no barrier
-    /// can exclude that. Repeat the round with the new epoch. It does not order operations: await them first.
+    /// A member whose epoch changes meanwhile gives up, while another may have passed the barrier just before: no
+    /// barrier can exclude that. Repeat the round with the new epoch. It does not order operations: await them first.
     ///
     /// # Errors
-    /// `Cancelled` if the connected members change first; `DeadlineExceeded` after `limit`; `InvalidRequest` if the group
-    /// has no listener; `Unsupported` if the directory does not know the members' incarnations; those of [`PeerGroup::barrier`](multirail::PeerGroup::barrier).
+    /// `Cancelled` if the connected members change first; `DeadlineExceeded` after `limit`; `InvalidRequest` if the
+    /// group has no listener; `Unsupported` if the directory does not know the members' incarnations; those of
+    /// [`PeerGroup::barrier`](multirail::PeerGroup::barrier).
     pub async fn barrier(&self, epoch: &Epoch, round: u64, limit: Duration) -> Result<()> {
         if !self.is_mesh {
             let why = "the group has no listener, so that members do not connect to it; set ElasticOptions::listener";

@@ -45,8 +45,8 @@ struct IdlePeer {
 }
 
 impl IdlePeer {
-    /// Whether this is a connection to `member`. Without an incarnation, a member of the same name that still listens at
-    /// one of the addresses is the same.
+    /// Whether this is a connection to `member`. Without an incarnation, a member of the same name that still listens
+    /// at one of the addresses is the same.
     fn is_to(&self, member: &Member) -> bool {
         if member.incarnation != 0 {
             return self.peer.incarnation() == member.incarnation;

@@ -71,8 +71,8 @@ impl EtcdClient {
         .await
     }
 
-    /// Awaits a request of the server at `place`. The next goes to another if this one is dropped before it is answered: a
-    /// limit of time drops it, and a mute server gives no other sign.
+    /// Awaits a request of the server at `place`. The next goes to another if this one is dropped before it is
+    /// answered: a limit of time drops it, and a mute server gives no other sign.
     async fn ask<T>(&self, place: usize, request: impl Future<Output = Result<T>>) -> Result<T> {
         let mut unanswered = Unanswered { client: self, place, since: Some(Instant::now()) };
         let answer = request.await;

@@ -1,5 +1,5 @@
-//! The messages of etcd's `rpc.proto` and `kv.proto`, with the fields that this crate uses. Written by hand, because the
-//! compiler of protobuf would be needed to build multirail.
+//! The messages of etcd's `rpc.proto` and `kv.proto`, with the fields that this crate uses. Written by hand, because
+//! the compiler of protobuf would be needed to build multirail.
 //!
 //! A field of a `oneof` is an optional field here: the bytes are the same.
 

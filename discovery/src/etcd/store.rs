@@ -34,8 +34,8 @@ const GRANT: &str = "/etcdserverpb.Lease/LeaseGrant";
 const KEEP_ALIVE: &str = "/etcdserverpb.Lease/LeaseKeepAlive";
 const REVOKE: &str = "/etcdserverpb.Lease/LeaseRevoke";
 
-/// Members as keys in etcd: the key is the prefix, `/` and the name, the value is JSON. Each member has a lease of etcd,
-/// which counts whole seconds.
+/// Members as keys in etcd: the key is the prefix, `/` and the name, the value is JSON. Each member has a lease of
+/// etcd, which counts whole seconds.
 pub struct EtcdStore {
     url: String,
     /// With the `/` behind it.

@@ -18,8 +18,8 @@ use crate::{Claim, Lease, Listing, MAX_MEMBERS, MAX_RECORD, Member, Renewal, Sto
 
 /// How often a watch lists the folder.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
-/// A process that has joined removes files that it has seen unchanged for so many leases, and for [`STALE`]. A member that is
-/// not dead after all writes its file again.
+/// A process that has joined removes files that it has seen unchanged for so many leases, and for [`STALE`]. A member
+/// that is not dead after all writes its file again.
 const STALE_LEASES: u32 = 10;
 const STALE: Duration = Duration::from_secs(600);
 /// What names of files begin with that are not complete.
@@ -27,10 +27,10 @@ const PARTIAL: &str = ".partial-";
 
 /// A folder with a file for each member. A member renews its lease by setting its file's modification time.
 ///
-/// The clocks of the hosts need not agree. The file system sets the times, and a reader counts a lease by its own clock, from
-/// the moment at which it saw the time of the file change. Only at the first sight of a file does it compare the file's time
-/// with a clock: with that of the file system, if its own says that the lease has ended, and if it may write to the folder.
-/// A file that is older than its lease counts once its time changes.
+/// The clocks of the hosts need not agree. The file system sets the times, and a reader counts a lease by its own
+/// clock, from the moment at which it saw the time of the file change. Only at the first sight of a file does it
+/// compare the file's time with a clock: with that of the file system, if its own says that the lease has ended, and if
+/// it may write to the folder. A file that is older than its lease counts once its time changes.
 pub struct FolderStore {
     url: String,
     state: Arc<FolderState>,
@@ -185,7 +185,8 @@ impl FolderState {
         Ok(listing)
     }
 
-    /// The present time of the file system, whose server may have another clock. Fails where this process may not write.
+    /// The present time of the file system, whose server may have another clock. Fails where this process may not
+    /// write.
     fn file_system_time(&self) -> io::Result<SystemTime> {
         let probe = partial(&self.folder);
         let modified = File::create_new(&probe).and_then(|file| file.metadata()?.modified());

@@ -16,7 +16,8 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// The most bytes of a list.
 const MAX_LIST: u64 = 64 << 20;
 
-/// A file with a list of members, in TOML if its name ends with `.toml`, in JSON otherwise. It is read again each second.
+/// A file with a list of members, in TOML if its name ends with `.toml`, in JSON otherwise. It is read again each
+/// second.
 ///
 /// ```toml
 /// [[members]]

@@ -1,4 +1,5 @@
-//! Members as EndpointSlices of Kubernetes list them, by a small client of its API: list and watch, over HTTP/1.1 and TLS.
+//! Members as EndpointSlices of Kubernetes list them, by a small client of its API: list and watch, over HTTP/1.1 and
+//! TLS.
 
 mod api;
 mod slices;

@@ -15,10 +15,12 @@ const POLL_INTERVAL: Duration = Duration::from_secs(15);
 /// Where Kubernetes puts the service account of a Pod.
 const ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
-/// The ready endpoints of a Service, as Kubernetes' API lists them in EndpointSlices. Nobody joins: Pods do, by being ready.
+/// The ready endpoints of a Service, as Kubernetes' API lists them in EndpointSlices. Nobody joins: Pods do, by being
+/// ready.
 ///
-/// In a Pod it takes the API server of the cluster, with the token and the certificates of the Pod's service account, which
-/// must be allowed to `get`, `list` and `watch` endpointslices. A member has no incarnation; the attribute `uid` is the Pod's.
+/// In a Pod it takes the API server of the cluster, with the token and the certificates of the Pod's service account,
+/// which must be allowed to `get`, `list` and `watch` endpointslices. A member has no incarnation; the attribute `uid`
+/// is the Pod's.
 pub struct KubernetesStore {
     url: String,
     api: Api,
@@ -28,8 +30,8 @@ pub struct KubernetesStore {
 }
 
 impl KubernetesStore {
-    /// `place` is `NAMESPACE/SERVICE[:PORT-NAME][?api=http://HOST:PORT]`. `api` names a server to ask without TLS and token,
-    /// such as `kubectl proxy`.
+    /// `place` is `NAMESPACE/SERVICE[:PORT-NAME][?api=http://HOST:PORT]`. `api` names a server to ask without TLS and
+    /// token, such as `kubectl proxy`.
     ///
     /// # Errors
     /// `InvalidRequest` if it is not; `Unsupported` outside of Pods without `api`.

@@ -1,6 +1,6 @@
-//! A fleet of processes that join a directory, are killed and restarted at random, while an elastic group writes to all of
-//! them all the time. `member` is one of the processes, `fleet` starts and kills them, `servers` runs the real etcd and
-//! Redis.
+//! A fleet of processes that join a directory, are killed and restarted at random, while an elastic group writes to all
+//! of them all the time. `member` is one of the processes, `fleet` starts and kills them, `servers` runs the real etcd
+//! and Redis.
 //!
 //! | variable | what | default |
 //! |---|---|---|

@@ -1,5 +1,5 @@
-//! A process of the fleet: this test executable, started again. It publishes a page, listens, joins, and says so. It ends
-//! at the end of its input; the line `leave` lets it leave the directory first.
+//! A process of the fleet: this test executable, started again. It publishes a page, listens, joins, and says so. It
+//! ends at the end of its input; the line `leave` lets it leave the directory first.
 
 use std::io::{BufRead, BufReader, Lines, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
