@@ -4,11 +4,14 @@ use std::error::Error as _;
 use std::future::{Future, poll_fn};
 use std::iter::successors;
 use std::pin::pin;
+use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
 use multirail::spi::Backend;
-use multirail::{Efa, Fabric, Listener, NoCommonTransport, Peer, PeerHandle, ReconnectPolicy, Result, wait};
+use multirail::{
+    AddressSource, Efa, Fabric, Listener, NoCommonTransport, Peer, PeerHandle, ReconnectPolicy, Result, wait,
+};
 
 use crate::LIBFABRIC;
 use crate::failure::{CommandFailure, CommandResult};
@@ -42,8 +45,12 @@ pub fn connect(fabric: &Fabric, address: &str) -> CommandResult<Peer> {
 }
 
 /// Connects to a server, and again by `policy`.
-pub fn connect_handle(fabric: &Fabric, address: &str, policy: ReconnectPolicy) -> CommandResult<PeerHandle> {
-    connect_within(PeerHandle::connect(fabric, address, policy), address)
+pub fn connect_handle(
+    fabric: &Fabric,
+    server: &Arc<dyn AddressSource>,
+    policy: ReconnectPolicy,
+) -> CommandResult<PeerHandle> {
+    connect_within(PeerHandle::find(fabric, Arc::clone(server), policy), server.name())
 }
 
 fn connect_within<T>(connecting: impl Future<Output = Result<T>>, address: &str) -> CommandResult<T> {

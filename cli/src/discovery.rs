@@ -1,13 +1,14 @@
 //! Directories on the command line: `serve` joins one, `send` looks a server up.
 
+use std::sync::Arc;
 #[cfg(feature = "directories")]
 use std::{net::SocketAddr, time::Duration};
 
-use multirail::Fabric;
+use multirail::{AddressSource, Fabric};
 #[cfg(feature = "directories")]
 use multirail::{Result, wait};
 #[cfg(feature = "directories")]
-use multirail_discovery::{Member, Membership};
+use multirail_discovery::{Member, MemberAddress, Membership};
 
 #[cfg(feature = "directories")]
 use crate::failure::CommandFailure;
@@ -31,18 +32,18 @@ pub struct LookupOptions {
 }
 
 impl LookupOptions {
-    /// The address of the server that was given as `to`.
+    /// Where the server is that was given as `to`.
     #[cfg(feature = "directories")]
-    pub fn address(&self, to: String) -> CommandResult<String> {
-        let Some(url) = &self.directory else { return Ok(to) };
-        let member = ask(multirail_discovery::open(url)?.lookup(&to))?;
-        let address = member.addresses.into_iter().next();
-        address.ok_or_else(|| CommandFailure::new(format!("{to:?} has no address in the directory")))
+    pub fn source(&self, to: &str) -> CommandResult<Arc<dyn AddressSource>> {
+        Ok(match &self.directory {
+            Some(url) => Arc::new(MemberAddress::new(multirail_discovery::open(url)?.into(), to)),
+            None => Arc::new(to.to_owned()),
+        })
     }
 
     #[cfg(not(feature = "directories"))]
-    pub fn address(&self, to: String) -> CommandResult<String> {
-        Ok(to)
+    pub fn source(&self, to: &str) -> CommandResult<Arc<dyn AddressSource>> {
+        Ok(Arc::new(to.to_owned()))
     }
 }
 

@@ -42,6 +42,33 @@ fn wait_for_bytes(sender: &RunningCommand, bytes: u64) {
     while sender.json()["progress_bytes"].as_u64().expect("progress") < bytes {}
 }
 
+/// The server of a directory is found again at its new address.
+#[test]
+#[cfg(feature = "directories")]
+fn a_server_that_moved_is_found_again() {
+    let (from, into) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    let tree = tree::build(from.path(), 200, 48 << 20);
+    let fleet = TempDir::new().unwrap();
+    let url = format!("file://{}/fleet", text(fleet.path()));
+    let named = ["--directory", &url, "--name", "store"];
+    let (server, address) = serve(&into, "127.0.0.1:0", &named);
+    let arguments =
+        ["send", text(&tree), "--to", "store", "--directory", &url, "--json", "--progress", "--resume"];
+    let joined = || run(&["peers", "--directory", &url, "--json"]).1.contains("store").then_some(());
+    process::eventually(LIMIT, "the server joins", joined);
+    let mut sender = RunningCommand::start(&[&arguments[..], &["--reconnect=10min"]].concat());
+    wait_for_bytes(&sender, 8 << 20);
+    end(server, Signal::KILL);
+    sender.await_error(WAITS);
+    // The new server cannot get the same port.
+    let _held = std::net::TcpListener::bind(&address).unwrap();
+    let (_restarted, again) = serve(&into, "127.0.0.1:0", &named);
+    assert_ne!(again, address);
+    sender.await_error(GOES_ON);
+    sender.succeeds();
+    tree::assert_identical(from.path(), into.path());
+}
+
 fn end(mut server: RunningCommand, signal: Signal) {
     server.signal(signal);
     server.ends_within_any(LIMIT);

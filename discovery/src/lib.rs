@@ -54,6 +54,7 @@ mod join_all;
 #[cfg(feature = "kubernetes")]
 mod kubernetes;
 mod member;
+mod member_address;
 mod membership;
 #[cfg(feature = "redis")]
 mod redis;
@@ -76,6 +77,7 @@ pub use kubernetes::KubernetesStore;
 pub use member::{
     Listing, MAX_ADDRESS, MAX_ADDRESSES, MAX_ATTRIBUTES, MAX_LEASE, MAX_MEMBERS, MAX_NAME, MAX_RECORD, Member,
 };
+pub use member_address::MemberAddress;
 pub use membership::{Membership, MembershipState};
 #[cfg(feature = "redis")]
 pub use redis::RedisStore;

@@ -423,6 +423,7 @@ fn run(fault: Fault, seed: u64, is_fenced: bool, tally: &mut Tally) {
     // Everything that is late arrives now.
     let end = hosts.now().after(link.late_after + Duration::from_millis(1));
     while hosts.turn(end) {}
+    hosts.fabrics.iter().flatten().for_each(check_queues);
     for running in &running {
         let mut now = vec![0; LEN];
         hosts.written(running.kind).copy_out(running.part.start, &mut now).unwrap();
@@ -434,6 +435,26 @@ fn run(fault: Fault, seed: u64, is_fenced: bool, tally: &mut Tally) {
     if hosts.fabrics.iter().all(Option::is_some) {
         check_imms(&hosts, &results);
     }
+}
+
+/// No metric says that a rail has requests under way, now that all have ended.
+fn check_queues(fabric: &Fabric) {
+    #[cfg(feature = "metrics")]
+    {
+        use metrics_util::debugging::{DebugValue, DebuggingRecorder};
+        let recorder = DebuggingRecorder::new();
+        let snapshotter = recorder.snapshotter();
+        metrics::with_local_recorder(&recorder, || fabric.publish_metrics());
+        let is_queue = |key: &metrics_util::CompositeKey| key.key().name() == "multirail_rail_outstanding";
+        let all = snapshotter.snapshot().into_vec();
+        let queues: Vec<_> = all.into_iter().filter(|(key, ..)| is_queue(key)).collect();
+        assert!(!queues.is_empty());
+        for (key, _, _, value) in queues {
+            assert_eq!(value, DebugValue::Gauge(0.0.into()), "{key:?}");
+        }
+    }
+    #[cfg(not(feature = "metrics"))]
+    let _ = fabric;
 }
 
 /// Each imm that was to come once has come once if its operation has succeeded, and not more often if it has failed.

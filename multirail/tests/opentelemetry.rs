@@ -138,6 +138,7 @@ fn operations_are_spans_of_the_requests_trace() {
     exporter.flush().unwrap();
     let spans: Vec<Span> = spans.try_iter().collect();
     let of_trace: Vec<&Span> = spans.iter().filter(|span| span.trace_id == request.trace_id()).collect();
+    assert_eq!(of_trace.len(), spans.len(), "what is part of no trace is not exported: {spans:#?}");
     let children = |parent: &[u8], name: &str| -> Vec<&Span> {
         let is_child = |span: &&&Span| span.parent_span_id == parent && span.name == name;
         of_trace.iter().filter(is_child).copied().collect()
@@ -164,7 +165,9 @@ fn operations_are_spans_of_the_requests_trace() {
     let nobody = OtlpExporter::start(&format!("http://{}/", free.local_addr().unwrap()), "a").unwrap();
     drop(free);
     tracing::subscriber::with_default(tracing_subscriber::registry().with(nobody.layer()), || {
-        tracing::info_span!(target: "multirail::test", "lost").in_scope(|| ());
+        let lost = tracing::info_span!(target: "multirail::test", "lost");
+        set_parent(&lost, request);
+        lost.in_scope(|| ());
     });
     assert_eq!(nobody.flush().unwrap_err().kind(), ErrorKind::Io);
     for wrong in ["https://127.0.0.1:4318", "127.0.0.1:4318", "http://", "http://a b/"] {

@@ -612,6 +612,7 @@ class PeerGroup:
         *,
         imm: _Int | None = None,
         deadline: float | None = None,
+        trace: str | None = None,
     ) -> Operation[Outcome]: ...
     def write_imm(self, imm: _Int) -> Operation[Outcome]: ...
 

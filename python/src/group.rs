@@ -37,7 +37,8 @@ impl PeerGroup {
 
     /// Splits `length` bytes of `src` evenly: peer i gets its share at byte `dst_offset` of `dst[i]`, which is a region of
     /// that peer.
-    #[pyo3(signature = (src, dst, length=None, src_offset=0, dst_offset=0, *, imm=None, deadline=None))]
+    #[pyo3(signature = (src, dst, length=None, src_offset=0, dst_offset=0, *, imm=None, deadline=None,
+        trace=None))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn scatter(
         &self,
@@ -49,11 +50,12 @@ impl PeerGroup {
         dst_offset: usize,
         imm: Option<u32>,
         deadline: Option<f64>,
+        trace: Option<&str>,
     ) -> PyResult<Operation> {
         let group = self.0.get()?;
         let range = src.get().range(src_offset, length)?;
         let dst: Vec<_> = dst.iter().map(|region| region.get().get().cloned()).collect::<PyResult<_>>()?;
-        let options = write_options(imm, None, deadline, None, false, None, false, None)?;
+        let options = write_options(imm, None, deadline, None, false, None, false, trace)?;
         let src = src.get().get()?;
         submitted(py.detach(|| group.scatter_evenly(src, range, &dst, dst_offset, &options)))
     }

@@ -1,6 +1,6 @@
 //! The export of spans to OpenTelemetry.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use multirail::opentelemetry::{OtlpExporter, link};
 use multirail::{Error, ErrorKind};
@@ -12,7 +12,7 @@ use crate::errors::IntoPython;
 use crate::fork::ForkSafe;
 
 /// Sends the spans of transfers to a collector of OpenTelemetry, by OTLP over HTTP, until it is closed or its last reference
-/// goes. A process may have one.
+/// goes. A process may have one in its life; make it after a fork.
 ///
 /// Give each transfer the span that it is a part of: `trace=`, a W3C `traceparent`. Use the exporter as a context manager, or
 /// call `close()`, which sends the spans that have ended.
@@ -20,12 +20,12 @@ use crate::fork::ForkSafe;
 pub struct SpanExporter {
     endpoint: String,
     /// `None` once it is closed.
-    exporter: Mutex<Option<ForkSafe<OtlpExporter>>>,
+    exporter: Mutex<Option<ForkSafe<Arc<OtlpExporter>>>>,
 }
 
 impl SpanExporter {
     /// The exporter to drop, unless it is closed already or belongs to the process that this one was forked from.
-    fn take(&self) -> Option<OtlpExporter> {
+    fn take(&self) -> Option<Arc<OtlpExporter>> {
         self.exporter.lock().unwrap_or_else(PoisonError::into_inner).take()?.take()
     }
 }
@@ -37,26 +37,31 @@ impl SpanExporter {
     fn new(py: Python<'_>, endpoint: &str, service: &str) -> PyResult<Self> {
         let exporter = py.detach(|| OtlpExporter::start(endpoint, service)).into_python()?;
         let taken = |_| {
-            let why = "this process exports spans already, or its command line logs them";
+            let why = "this process has an exporter already, a closed one too, or was forked from one that has; make it \
+                       once, after the fork";
             Error::new(ErrorKind::Busy, "export spans", why)
         };
         tracing_subscriber::registry().with(exporter.layer()).try_init().map_err(taken).into_python()?;
         link().into_python()?;
-        Ok(Self { endpoint: endpoint.to_owned(), exporter: Mutex::new(Some(ForkSafe::new(exporter))) })
+        Ok(Self {
+            endpoint: endpoint.to_owned(),
+            exporter: Mutex::new(Some(ForkSafe::new(Arc::new(exporter)))),
+        })
     }
 
     /// Sends the spans that have ended. Raises `Io` if the collector does not take them.
     fn flush(&self, py: Python<'_>) -> PyResult<()> {
-        let flush = || {
+        let closed = || Error::new(ErrorKind::Closed, "export spans", "the exporter is closed");
+        // Not locked while the collector answers: a child that is forked meanwhile would find it locked for ever.
+        let open = {
             let exporter = self.exporter.lock().unwrap_or_else(PoisonError::into_inner);
-            let closed = || Error::new(ErrorKind::Closed, "export spans", "the exporter is closed");
-            let open = exporter.as_ref().ok_or_else(closed).into_python()?;
-            open.get()?.flush().into_python()
+            Arc::clone(exporter.as_ref().ok_or_else(closed).into_python()?.get()?)
         };
-        py.detach(flush)
+        py.detach(|| open.flush()).into_python()
     }
 
-    /// Sends the spans that have ended, and ends the export. May be called twice.
+    /// Sends the spans that have ended, and ends the export. May be called twice. Only `flush` tells that the collector does
+    /// not take them.
     fn close(&self, py: Python<'_>) {
         py.detach(|| drop(self.take()));
     }

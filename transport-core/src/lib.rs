@@ -121,7 +121,7 @@ pub use p2pmem::{P2pAllocator, P2pMemory};
 pub use pages::Pages;
 pub use path_policy::PathPolicy;
 pub use peer::{Drain, Peer, PeerClosed};
-pub use peer_handle::{PeerHandle, RebindableTransfer, ReconnectPolicy};
+pub use peer_handle::{AddressSource, PeerHandle, RebindableTransfer, ReconnectPolicy};
 pub use pool::{NextMessage, RecvPool};
 pub use prepared::PreparedTransfer;
 pub use region::Region;

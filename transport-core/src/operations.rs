@@ -827,8 +827,7 @@ impl Peer {
         options: &WriteOptions,
         operation: &'static str,
     ) -> Result<Op> {
-        let trace = options.extras.as_deref().and_then(|extras| extras.trace);
-        let transfer = TracedTransfer::begin(trace, operation, Some(self.0.id.number()));
+        let transfer = TracedTransfer::begin(options.parent_trace(), operation, Some(self.0.id.number()));
         let direct = direct.filter(|_| options.may_run_at_once());
         let Some(bytes) = options.notification() else {
             if let Some(done) = direct.and_then(|direct| direct()) {

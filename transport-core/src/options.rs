@@ -166,6 +166,11 @@ impl WriteOptions {
         self
     }
 
+    /// The span that the operation is a child of.
+    pub(crate) fn parent_trace(&self) -> Option<TraceContext> {
+        self.extras.as_deref()?.trace
+    }
+
     /// The bytes for the target, if there are any.
     pub(crate) fn notification(&self) -> Option<&[u8]> {
         self.extras.as_deref()?.notification.as_deref()

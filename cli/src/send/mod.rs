@@ -66,7 +66,7 @@ pub struct SendArguments {
 }
 
 /// Sends every path. The first entry that fails ends the command.
-pub fn run(common: &Common, mut arguments: SendArguments) -> CommandResult {
+pub fn run(common: &Common, arguments: SendArguments) -> CommandResult {
     let rules = ListRules { skip_special: arguments.skip_special, sparse: !arguments.no_sparse };
     let list = List::new(&arguments.paths, rules)?;
     list.skipped.iter().for_each(|why| output::print_error(&format!("skipped: {why}")));
@@ -76,6 +76,6 @@ pub fn run(common: &Common, mut arguments: SendArguments) -> CommandResult {
             list.special_bits
         ));
     }
-    arguments.to = arguments.lookup.address(arguments.to)?;
-    Transfer::new(common, &arguments, list).run()
+    let server = arguments.lookup.source(&arguments.to)?;
+    Transfer::new(common, &arguments, server, list).run()
 }

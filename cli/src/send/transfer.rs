@@ -1,8 +1,9 @@
 //! The transfer of all paths, over as many connections as it takes.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use multirail::{ErrorKind, Fabric, Peer, PeerHandle, ReconnectPolicy, wait};
+use multirail::{AddressSource, ErrorKind, Fabric, Peer, PeerHandle, ReconnectPolicy, wait};
 
 use super::SendArguments;
 use super::list::List;
@@ -23,6 +24,7 @@ const SLACK: Duration = Duration::from_secs(30);
 pub struct Transfer<'a> {
     common: &'a Common,
     arguments: &'a SendArguments,
+    server: Arc<dyn AddressSource>,
     list: List,
     progress: SendProgress,
     /// The next entry.
@@ -42,9 +44,14 @@ struct Mark {
 
 impl<'a> Transfer<'a> {
     /// The transfer of `list`.
-    pub fn new(common: &'a Common, arguments: &'a SendArguments, list: List) -> Self {
+    pub fn new(
+        common: &'a Common,
+        arguments: &'a SendArguments,
+        server: Arc<dyn AddressSource>,
+        list: List,
+    ) -> Self {
         let progress = SendProgress::new(list.total, common.json, arguments.progress);
-        Self { common, arguments, list, progress, next: 0, root: 0, row: PathResults::new() }
+        Self { common, arguments, server, list, progress, next: 0, root: 0, row: PathResults::new() }
     }
 
     /// Sends everything.
@@ -57,7 +64,7 @@ impl<'a> Transfer<'a> {
     fn send(&mut self) -> CommandResult {
         let fabric = self.common.open()?;
         let policy = self.arguments.reconnect.map_or(ReconnectPolicy::OFF, policy);
-        let mut server = connection::connect_handle(&fabric, &self.arguments.to, policy)?;
+        let mut server = connection::connect_handle(&fabric, &self.server, policy)?;
         let mut peer = server.peer()?;
         let mut channel = ServerChannel::new(&fabric, &peer)?;
         let mut last_progress = (Mark { next: 0, sent: 0 }, Instant::now());
@@ -77,7 +84,7 @@ impl<'a> Transfer<'a> {
                 peer.disconnect();
                 self.say(&format!("{device} is lost ({}); send connects again", failure.message()))?;
                 (known_losses, resume) = (losses, true);
-                server = connection::connect_handle(&fabric, &self.arguments.to, policy)?;
+                server = connection::connect_handle(&fabric, &self.server, policy)?;
                 peer = server.peer()?;
                 channel.continue_with(&peer);
                 continue;

@@ -89,21 +89,18 @@ fn with_trace_contexts(context: &TrialContext) -> TestResult {
     let trace = |number: u8| TraceContext::new([number; 16], [number + 100; 8], number);
     // With their context, 207 bytes fit into what the calling thread sends from its stack, 4,047 into one message.
     const LENS: [usize; 9] = [0, 207, 208, 4047, 4048, 4072, 300_000, (1 << 20) - 1, 1 << 20];
-    let mut ops = Vec::new();
     for (number, len) in (1..).zip(LENS) {
         let options = SendOptions::new().trace(trace(number)?);
-        ops.push((len, pair.to_b.notify_with(&notification(len, 0), &options)?));
-        ops.push((len, pair.to_b.notify(&notification(len, 1))?));
-    }
-    for (number, len) in (1..).zip(LENS) {
+        let traced = pair.to_b.notify_with(&notification(len, 0), &options)?;
+        let plain = pair.to_b.notify(&notification(len, 1))?;
         for (seed, expected) in [(0, Some(trace(number)?)), (1, None)] {
             let taken = next(&pair, &pair.b)?;
             ensure(taken.bytes == notification(len, seed), format!("{} of {len} bytes", taken.bytes.len()))?;
             ensure_eq("its trace", taken.trace, expected)?;
         }
-    }
-    for (len, op) in ops {
-        ensure_eq("the outcome", pair.sim.done(op)?.bytes, len as u64)?;
+        for op in [traced, plain] {
+            ensure_eq("the outcome", pair.sim.done(op)?.bytes, len as u64)?;
+        }
     }
 
     let src = CheckedRegion::new(&pair.a, LEN, FULL_ACCESS, context.seed)?;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use opentelemetry::trace::TracerProvider;
 use opentelemetry_otlp::{SpanExporter, WithExportConfig};
 use opentelemetry_sdk::Resource;
-use opentelemetry_sdk::trace::{SdkTracerProvider, Tracer};
+use opentelemetry_sdk::trace::{Sampler, SdkTracerProvider, Tracer};
 use tracing::Subscriber;
 use tracing_opentelemetry::OpenTelemetryLayer;
 use tracing_subscriber::filter::{Filtered, LevelFilter, Targets};
@@ -19,8 +19,10 @@ const EXPORT_LIMIT: Duration = Duration::from_secs(5);
 /// What [`OtlpExporter::layer`] returns.
 pub type SpanLayer<S> = Filtered<OpenTelemetryLayer<S, Tracer>, Targets, S>;
 
-/// Sends multirail's spans to a collector, by OTLP over HTTP. A thread of its own sends them in batches; spans that it has
-/// no room for are dropped, and OpenTelemetry's SDK counts them.
+/// Sends multirail's spans to a collector, by OTLP over HTTP: those of operations that are part of a sampled trace. A thread
+/// of its own sends them in batches, and drops those that it has no room for.
+///
+/// Make the layer part of the *global* subscriber: workers end the spans.
 ///
 /// ```no_run
 /// use multirail::opentelemetry::{OtlpExporter, link};
@@ -40,14 +42,16 @@ pub struct OtlpExporter(SdkTracerProvider);
 impl OtlpExporter {
     /// Exports to `endpoint`, the whole URL, usually `http://HOST:4318/v1/traces`. TLS is not built in: send to an agent on
     /// the same host. `service` becomes the resource's `service.name`; variables of OpenTelemetry such as
-    /// `OTEL_RESOURCE_ATTRIBUTES` and `OTEL_BSP_SCHEDULE_DELAY` apply.
+    /// `OTEL_RESOURCE_ATTRIBUTES` and `OTEL_BSP_SCHEDULE_DELAY` apply, and `HTTP_PROXY`: set `NO_PROXY` for the collector
+    /// where there is a proxy.
     ///
     /// # Errors
-    /// `InvalidRequest` if the endpoint is no `http://` URL.
+    /// `InvalidRequest` if the endpoint is no `http://` URL, or a variable asks for what is not built in.
     pub fn start(endpoint: &str, service: &str) -> Result<Self> {
         let invalid = |why: String| {
-            let why =
-                format!("{endpoint:?} is no OTLP endpoint such as http://127.0.0.1:4318/v1/traces: {why}");
+            let why = format!(
+                "cannot export to {endpoint:?}, which is to be like http://127.0.0.1:4318/v1/traces: {why}"
+            );
             Error::new(ErrorKind::InvalidRequest, "export spans", why)
         };
         if !endpoint.starts_with("http://") {
@@ -60,7 +64,10 @@ impl OtlpExporter {
             .build()
             .map_err(|error| invalid(error.to_string()))?;
         let resource = Resource::builder().with_service_name(service.to_owned()).build();
-        Ok(Self(SdkTracerProvider::builder().with_batch_exporter(exporter).with_resource(resource).build()))
+        // An operation that is part of no trace would be a trace of its own.
+        let of_traces = Sampler::ParentBased(Box::new(Sampler::AlwaysOff));
+        let provider = SdkTracerProvider::builder().with_sampler(of_traces);
+        Ok(Self(provider.with_batch_exporter(exporter).with_resource(resource).build()))
     }
 
     /// The layer that makes multirail's spans OpenTelemetry's, for the program's subscriber.

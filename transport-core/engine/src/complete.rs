@@ -57,6 +57,7 @@ impl Engine {
         }
         let events = count + usize::from(self.completions.made_progress());
         self.handle_events(rail);
+        self.note_send_queue(rail);
         events
     }
 

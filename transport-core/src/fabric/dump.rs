@@ -103,7 +103,8 @@ impl Fabric {
             counter!("multirail_rail_paths_mended_total", &labels).absolute(rail.paths_mended);
         }
         for transport in self.0.data_transports() {
-            for (rail, counts) in transport.groups.iter().flat_map(|group| &group.engine.counts).enumerate() {
+            let groups = transport.groups.iter();
+            for (rail, counts) in groups.flat_map(|group| group.rails.clone().zip(&group.engine.counts)) {
                 let labels = [
                     ("transport", transport.label.clone()),
                     ("backend", transport.backend.into()),

@@ -338,7 +338,9 @@ impl Fabric {
 
     /// What the workers have done with each connected peer, by its number.
     pub fn peer_counters(&self) -> Vec<PeerCounters> {
-        let mut counters: Vec<_> = lock(&self.0.peers).values().map(PeerCounters::of).collect();
+        // Read without the lock: there may be thousands.
+        let peers: Vec<Peer> = lock(&self.0.peers).values().cloned().collect();
+        let mut counters: Vec<_> = peers.iter().map(PeerCounters::of).collect();
         counters.sort_by_key(|counters| counters.peer);
         counters
     }

@@ -46,8 +46,7 @@ impl PeerGroup {
                 "a scatter delivers no notification: call Peer::notify of each peer once the scatter is done";
             return Err(refused("scatter", why.into()));
         }
-        let trace = options.extras.as_deref().and_then(|extras| extras.trace);
-        let _transfer = TracedTransfer::begin(trace, "scatter", None);
+        let _transfer = TracedTransfer::begin(options.parent_trace(), "scatter", None);
         let mut checked = Vec::with_capacity(parts.len());
         for (number, part) in parts.iter().enumerate() {
             let one = self.check(src, part, options);

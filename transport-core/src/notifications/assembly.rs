@@ -97,8 +97,9 @@ impl Assembly {
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::{MAX_LEN, SendSequence};
+    use super::super::{MAX_LEN, NotificationBytes, SendSequence};
     use super::*;
+    use crate::TraceContext;
 
     fn add(assembly: &mut Assembly, message: &[u8], into: &mut Vec<Vec<u8>>) -> Result<(), String> {
         let header = Header::parse(message, message.len())?;
@@ -164,6 +165,32 @@ mod tests {
             }
             let lens = |all: &[Vec<u8>]| all.iter().map(Vec::len).collect::<Vec<_>>();
             prop_assert!(got == want, "got {:?}, want {:?}", lens(&got), lens(&want));
+        }
+    }
+
+    /// The last fragment says whether a trace context comes first; one that has no room for it breaks the protocol.
+    #[test]
+    fn flags_of_fragments_may_differ_and_a_context_may_be_cut() {
+        let deliver = |fragments: &[(u64, usize, usize, bool)]| {
+            let (mut assembly, mut got) = (Assembly::default(), Vec::new());
+            for (number, offset, total, is_traced) in fragments.iter().copied() {
+                let header =
+                    Header { number, floor: 0, offset: offset as u32, total: total as u32, is_traced };
+                let payload = vec![1; (total - offset).min(PAYLOAD)];
+                assembly.add(header, payload, |bytes, is_traced| {
+                    got.push(NotificationBytes::parse(bytes, is_traced)?);
+                    Ok(())
+                })?;
+            }
+            Ok::<_, String>(got)
+        };
+        let trace = TraceContext::new([1; 16], [1; 8], 1).ok();
+        let (two, len) = (PAYLOAD + 9, PAYLOAD + 9 - TraceContext::LEN);
+        assert_eq!(deliver(&[(0, 0, two, false), (1, PAYLOAD, two, true)]), Ok(vec![(trace, vec![1; len])]));
+        assert_eq!(deliver(&[(0, 0, two, true), (1, PAYLOAD, two, false)]), Ok(vec![(None, vec![1; two])]));
+        assert_eq!(deliver(&[(0, 0, 25, true)]), Ok(vec![(trace, Vec::new())]));
+        for short in [0, 1, 24] {
+            assert!(deliver(&[(0, 0, short, true)]).unwrap_err().contains("shorter"));
         }
     }
 

@@ -103,4 +103,17 @@ mod tests {
             }
         }
     }
+
+    #[test]
+    fn the_longest_are_read_and_no_longer_ones() {
+        for (is_traced, most) in [(false, MAX_LEN), (true, NotificationBytes::MAX)] {
+            for (total, is_valid) in [(most, true), (most + 1, false)] {
+                let offset = (total - 1) / PAYLOAD * PAYLOAD;
+                let header =
+                    Header { number: 7, floor: 3, offset: offset as u32, total: total as u32, is_traced };
+                let parsed = Header::parse(&header.to_bytes(), Header::LEN + total - offset);
+                assert_eq!(parsed.ok(), is_valid.then_some(header), "{total} {is_traced}");
+            }
+        }
+    }
 }

@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use tokio::sync::oneshot;
 
-use super::handle_state::fabric_closed;
+use super::handle_state::{self, fabric_closed};
 use super::named_regions::Named;
-use super::{HandleState, NamedRegions, RebindableTransfer, ReconnectPolicy, ReconnectTask};
+use super::{AddressSource, HandleState, NamedRegions, RebindableTransfer, ReconnectPolicy, ReconnectTask};
 use crate::{
     Fabric, LocalList, Pages, Peer, PreparedTransfer, ReadOptions, Region, RemoteCatalogue, RemoteList,
     RemoteRegion, Result, Selection, WriteOptions,
@@ -76,12 +76,23 @@ impl PeerHandle {
         address: &str,
         policy: ReconnectPolicy,
     ) -> impl Future<Output = Result<Self>> + Send + 'static {
-        let (weak, connecting, address) =
-            (Arc::downgrade(&fabric.0), fabric.connect(address), address.to_owned());
+        Self::find(fabric, Arc::new(address.to_owned()), policy)
+    }
+
+    /// Connects to the first address of `source` that answers, and asks it again for each later attempt.
+    ///
+    /// # Errors
+    /// Those of [`Fabric::connect`], for the last address, and those of [`AddressSource::addresses`].
+    pub fn find(
+        fabric: &Fabric,
+        source: Arc<dyn AddressSource>,
+        policy: ReconnectPolicy,
+    ) -> impl Future<Output = Result<Self>> + Send + 'static {
+        let weak = Arc::downgrade(&fabric.0);
         async move {
-            let peer = connecting.await?;
+            let peer = handle_state::connect(&weak, &*source).await?;
             let fabric = weak.upgrade().ok_or_else(fabric_closed)?;
-            let state = Arc::new(HandleState::new(address, &fabric, policy, peer));
+            let state = Arc::new(HandleState::new(source, &fabric, policy, peer));
             let (stop, stopped) = oneshot::channel();
             if policy.is_on() {
                 let spawner = fabric.control_thread("connect")?.spawner();
@@ -93,9 +104,9 @@ impl PeerHandle {
         }
     }
 
-    /// The address that the handle connects to.
+    /// The address that the handle connects to, or the name of its source.
     pub fn address(&self) -> &str {
-        &self.0.state.address
+        self.0.state.source.name()
     }
 
     /// The current peer. Does not wait.

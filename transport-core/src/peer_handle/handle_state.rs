@@ -8,7 +8,8 @@ use std::task::Poll;
 
 use tokio::sync::watch;
 
-use super::{NamedRegions, ReconnectPolicy};
+use super::{AddressSource, NamedRegions, ReconnectPolicy};
+use crate::control;
 use crate::fabric::FabricInner;
 use crate::notifications::InboxHost;
 use crate::{Error, ErrorKind, Peer, Result};
@@ -18,7 +19,7 @@ pub(super) type ReconnectHook = Arc<dyn Fn(&Peer) + Send + Sync>;
 
 /// What the clones of a handle, its task and its transfers share.
 pub(super) struct HandleState {
-    pub address: String,
+    pub source: Arc<dyn AddressSource>,
     /// Weak, so that a handle keeps no fabric open.
     pub fabric: Weak<FabricInner>,
     pub policy: ReconnectPolicy,
@@ -66,10 +67,15 @@ impl Connection {
 
 impl HandleState {
     /// The state of a handle that has connected to `peer`.
-    pub fn new(address: String, fabric: &Arc<FabricInner>, policy: ReconnectPolicy, peer: Peer) -> Self {
+    pub fn new(
+        source: Arc<dyn AddressSource>,
+        fabric: &Arc<FabricInner>,
+        policy: ReconnectPolicy,
+        peer: Peer,
+    ) -> Self {
         let phase = if policy.is_on() { Phase::Watched } else { Phase::Ended(None) };
         Self {
-            address,
+            source,
             fabric: Arc::downgrade(fabric),
             policy,
             names: NamedRegions::default(),
@@ -82,7 +88,7 @@ impl HandleState {
     /// The peer, while it is connected.
     pub fn peer(&self) -> Result<Peer> {
         let now = self.connection.borrow();
-        now.error(&self.address).map_or_else(|| Ok(now.peer.clone()), Err)
+        now.error(self.source.name()).map_or_else(|| Ok(now.peer.clone()), Err)
     }
 
     /// The peer of the last connection, connected or not.
@@ -95,7 +101,7 @@ impl HandleState {
         loop {
             self.settled().await;
             let now = self.connection.borrow();
-            if let Some(error) = now.error(&self.address) {
+            if let Some(error) = now.error(self.source.name()) {
                 if matches!(now.phase, Phase::Ended(_)) {
                     return Err(error);
                 }
@@ -160,6 +166,28 @@ impl HandleState {
         // No holder panics half way through a change, so a poisoned lock holds good data.
         self.hook.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Connects to the first address of the source that answers. Returns the last error if none does.
+pub(super) async fn connect(fabric: &Weak<FabricInner>, source: &dyn AddressSource) -> Result<Peer> {
+    let mut last = None;
+    for address in source.addresses().await? {
+        let connecting = {
+            // The fabric is not held while the peer answers.
+            let fabric = fabric.upgrade().ok_or_else(fabric_closed)?;
+            let thread = fabric.control_thread("connect")?;
+            control::connect(fabric, &thread, address)
+        };
+        match connecting.await {
+            Ok(peer) => return Ok(peer),
+            Err(error) => last = Some(error),
+        }
+    }
+    let none = || {
+        let why = format!("{} has no address", source.name());
+        Error::new(ErrorKind::Unreachable, "connect", why)
+    };
+    Err(last.unwrap_or_else(none))
 }
 
 /// The error of a handle whose fabric is closed.

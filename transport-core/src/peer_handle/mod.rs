@@ -2,10 +2,11 @@
 //!
 //! A [`Peer`](crate::Peer) is one connection, and stays dead once it is dead. A handle gives the current one.
 //! [`ReconnectPolicy`] says when the handle connects again. `reconnect_task` runs on the fabric's control thread: it
-//! waits for the end of the connection, connects again, and imports again what [`named_regions`] knows by name.
+//! waits for the end of the connection, connects again where the [`AddressSource`] says, and imports again what [`named_regions`] knows by name.
 //! [`RebindableTransfer`] is a prepared transfer that is made anew for each connection. `handle_state` is what all of
 //! them share.
 
+mod address_source;
 mod handle;
 mod handle_state;
 mod named_regions;
@@ -13,6 +14,7 @@ mod rebindable_transfer;
 mod reconnect_policy;
 mod reconnect_task;
 
+pub use address_source::AddressSource;
 pub use handle::PeerHandle;
 use handle_state::HandleState;
 use named_regions::NamedRegions;

@@ -57,6 +57,6 @@ impl RebindableTransfer {
 
 impl fmt::Debug for RebindableTransfer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RebindableTransfer").field("address", &self.state.address).finish_non_exhaustive()
+        f.debug_struct("RebindableTransfer").field("peer", &self.state.source.name()).finish_non_exhaustive()
     }
 }

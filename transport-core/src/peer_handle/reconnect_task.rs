@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 use tokio::time::{sleep, timeout};
 
-use super::handle_state::fabric_closed;
+use super::handle_state::{self, fabric_closed};
 use super::named_regions::ImportCount;
 use super::{HandleState, ReconnectLimit};
-use crate::control::{self, Spawner};
+use crate::control::Spawner;
 use crate::{Error, ErrorKind, Peer, Result};
 
 /// The task of one handle, on the fabric's control thread.
@@ -65,12 +65,12 @@ impl ReconnectTask {
             if !is_open {
                 return Some(fabric_closed());
             }
-            let (address, number) = (&self.state.address, lost.id().number());
+            let (address, number) = (self.state.source.name(), lost.id().number());
             tracing::warn!(peer = number, %address, error = %reason, "the connection to a peer is lost; this side connects again");
             match self.restore(&lost).await {
                 Ok(()) => self.call_hook().await,
                 Err(error) => {
-                    let address = &self.state.address;
+                    let address = self.state.source.name();
                     tracing::warn!(peer = number, %address, %error, "this side does not connect again to a peer");
                     return Some(error);
                 }
@@ -95,8 +95,13 @@ impl ReconnectTask {
         let reconnects = self.state.publish(&new.peer);
         new.is_given_out = true;
         tracing::info!(
-            peer = new.peer.id().number(), address = %self.state.address, attempts = attempts.count, reconnects,
-            imported, missing, "connected again to a peer"
+            peer = new.peer.id().number(),
+            address = self.state.source.name(),
+            attempts = attempts.count,
+            reconnects,
+            imported,
+            missing,
+            "connected again to a peer"
         );
         Ok(())
     }
@@ -118,7 +123,7 @@ impl ReconnectTask {
                 Ok(connected) => return Some(Ok(connected)),
                 Err(error) if is_final(error.kind()) => return Some(Err(error)),
                 Err(error) => {
-                    tracing::debug!(address = %state.address, attempt = attempts.count, %error, "cannot connect again yet");
+                    tracing::debug!(address = state.source.name(), attempt = attempts.count, %error, "cannot connect again yet");
                     attempts.last_error = Some(error);
                 }
             }
@@ -128,7 +133,7 @@ impl ReconnectTask {
 
     #[cold]
     fn gave_up(&self, attempts: Attempts, took: Duration) -> Error {
-        let (address, count, took) = (&self.state.address, attempts.count, took.as_secs_f64());
+        let (address, count, took) = (self.state.source.name(), attempts.count, took.as_secs_f64());
         let why = format!(
             "{address} was not back at the limit of reconnecting, after {took:.1} s and {count} attempts; restart the \
              peer, then connect anew"
@@ -145,7 +150,10 @@ impl ReconnectTask {
         let (Some(hook), peer) = (self.state.hook(), self.state.last_peer()) else { return };
         let call = move || catch_unwind(AssertUnwindSafe(|| hook(&peer))).is_err();
         if let Ok(true) = self.spawner.blocking(call).await {
-            tracing::error!(address = %self.state.address, "the function of PeerHandle::on_reconnect panicked");
+            tracing::error!(
+                address = self.state.source.name(),
+                "the function of PeerHandle::on_reconnect panicked"
+            );
         }
     }
 }
@@ -159,13 +167,8 @@ impl Drop for ReconnectTask {
 
 /// Connects again, and imports for the new connection what is known by name.
 async fn connect(state: &HandleState, spawner: &Spawner, lost: &Peer) -> Result<(NewPeer, ImportCount)> {
-    let connecting = {
-        // The fabric is not held while the peer answers.
-        let fabric = state.fabric.upgrade().ok_or_else(fabric_closed)?;
-        let thread = fabric.control_thread("connect")?;
-        control::connect(fabric, &thread, state.address.clone())
-    };
-    let new = NewPeer { peer: connecting.await?, is_given_out: false };
+    let peer = handle_state::connect(&state.fabric, &*state.source).await?;
+    let new = NewPeer { peer, is_given_out: false };
     // What the program has refused stays refused.
     new.peer.set_path_policy(lost.path_policy());
     let imports = state.names.import_again(&new.peer, spawner).await?;

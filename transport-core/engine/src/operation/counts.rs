@@ -67,7 +67,7 @@ impl OperationCounts {
     #[inline]
     pub fn succeeded(&self, bytes: u64, nanos: u64, paths: Paths) {
         if paths.intersects(Paths::STAGED | Paths::COALESCED) {
-            self.copied(bytes, paths);
+            self.count_paths(bytes, paths);
         }
         let size = &self.sizes[size_class(bytes)];
         add(&size.buckets[bucket(nanos)], 1);
@@ -75,7 +75,7 @@ impl OperationCounts {
     }
 
     #[cold]
-    fn copied(&self, bytes: u64, paths: Paths) {
+    fn count_paths(&self, bytes: u64, paths: Paths) {
         if paths.contains(Paths::STAGED) {
             add(&self.staged_bytes, bytes);
         }

@@ -19,8 +19,8 @@ struct WorkerCounts {
     bytes: AtomicU64,
     completions: AtomicU64,
     errors: AtomicU64,
-    /// Those of `errors` that were not posted.
-    refused: AtomicU64,
+    /// The places in the send queue that are taken. No count: each batch and each poll stores it anew.
+    outstanding: AtomicU64,
     queue_full: AtomicU64,
     retries: AtomicU64,
     grant_waits: AtomicU64,
@@ -137,19 +137,16 @@ impl RailCounts {
         add(&self.worker.errors, failed);
     }
 
-    /// Counts a request that the endpoint refused for good.
-    #[cold]
-    pub fn refused(&self) {
-        add(&self.worker.errors, 1);
-        add(&self.worker.refused, 1);
+    /// Notes how many places in the send queue are taken.
+    #[inline]
+    pub fn set_outstanding(&self, requests: usize) {
+        self.worker.outstanding.store(requests as u64, Relaxed);
     }
 
-    /// The requests that are posted and have not ended.
+    /// The places in the send queue that are taken: by requests that have not ended, or that wait for an earlier one. 0 once
+    /// the device is lost.
     pub fn outstanding(&self) -> u64 {
-        // Read in this order: a request that ends meanwhile is not counted as ended without being counted as posted.
-        let ended = self.ended();
-        let posted = self.worker.posts.load(Relaxed) + self.worker.refused.load(Relaxed);
-        posted.saturating_sub(ended)
+        if self.is_lost() { 0 } else { self.worker.outstanding.load(Relaxed) }
     }
 
     /// The requests that have ended, successfully or not.

@@ -213,7 +213,10 @@ fn peers_nobody_claims_are_disconnected() {
     let (_server, listener, address) = listening();
     let mut connecting = Box::pin(client.connect(&address));
     let mut context = std::task::Context::from_waker(std::task::Waker::noop());
-    assert!(connecting.as_mut().poll(&mut context).is_pending());
+    // Held up for long enough, this thread finds a peer at once.
+    if let std::task::Poll::Ready(connected) = connecting.as_mut().poll(&mut context) {
+        connected.unwrap().disconnect();
+    }
     drop(connecting);
     // The server may have seen a client, which has gone by itself.
     good_client_gets_through_after_ghosts(&listener);
