@@ -56,7 +56,7 @@ EXPORT = f"""
 import http.server, os, sys, threading
 import multirail
 
-os.environ["NO_PROXY"] = "127.0.0.1"
+os.environ["HTTP_PROXY"] = os.environ["http_proxy"] = "http://127.0.0.1:9"
 
 bodies = []
 

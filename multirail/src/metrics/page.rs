@@ -57,10 +57,7 @@ impl MetricsPage {
                 "multirail_rail_in_service",
                 "1, or 0 for a rail whose device is lost or taken out"
             );
-            describe_gauge!(
-                "multirail_rail_outstanding",
-                "Places in the send queue that are taken by work requests"
-            );
+            describe_gauge!("multirail_rail_outstanding", "Work requests that are posted and have not ended");
             describe_counter!("multirail_registrations_total", "Regions that were registered");
             describe_counter!(
                 "multirail_registered_bytes_total",

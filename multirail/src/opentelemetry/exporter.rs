@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use opentelemetry::trace::TracerProvider;
-use opentelemetry_otlp::{SpanExporter, WithExportConfig};
+use opentelemetry_otlp::{SpanExporter, WithExportConfig, WithHttpConfig};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::trace::{Sampler, SdkTracerProvider, Tracer};
 use tracing::Subscriber;
@@ -12,6 +12,8 @@ use tracing_subscriber::filter::{Filtered, LevelFilter, Targets};
 use tracing_subscriber::layer::Layer;
 use tracing_subscriber::registry::LookupSpan;
 use transport_core::{Error, ErrorKind, Result};
+
+use super::http_client::PlainHttp;
 
 /// How long a collector may take for a batch of spans.
 const EXPORT_LIMIT: Duration = Duration::from_secs(5);
@@ -42,8 +44,7 @@ pub struct OtlpExporter(SdkTracerProvider);
 impl OtlpExporter {
     /// Exports to `endpoint`, the whole URL, usually `http://HOST:4318/v1/traces`. TLS is not built in: send to an agent on
     /// the same host. `service` becomes the resource's `service.name`; variables of OpenTelemetry such as
-    /// `OTEL_RESOURCE_ATTRIBUTES` and `OTEL_BSP_SCHEDULE_DELAY` apply, and `HTTP_PROXY`: set `NO_PROXY` for the collector
-    /// where there is a proxy.
+    /// `OTEL_RESOURCE_ATTRIBUTES` and `OTEL_BSP_SCHEDULE_DELAY` apply, no proxy does.
     ///
     /// # Errors
     /// `InvalidRequest` if the endpoint is no `http://` URL, or a variable asks for what is not built in.
@@ -59,6 +60,7 @@ impl OtlpExporter {
         }
         let exporter = SpanExporter::builder()
             .with_http()
+            .with_http_client(PlainHttp::new(EXPORT_LIMIT))
             .with_endpoint(endpoint)
             .with_timeout(EXPORT_LIMIT)
             .build()

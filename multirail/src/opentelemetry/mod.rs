@@ -19,6 +19,8 @@
 
 #[cfg(feature = "otlp")]
 mod exporter;
+#[cfg(feature = "otlp")]
+mod http_client;
 
 #[cfg(feature = "otlp")]
 pub use exporter::{OtlpExporter, SpanLayer};

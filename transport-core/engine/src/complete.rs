@@ -57,7 +57,9 @@ impl Engine {
         }
         let events = count + usize::from(self.completions.made_progress());
         self.handle_events(rail);
-        self.note_send_queue(rail);
+        if failed > 0 || self.has_broken_paths {
+            self.recount_outstanding(rail);
+        }
         events
     }
 
@@ -335,6 +337,7 @@ impl Engine {
         self.probes.forget_path(rail, link);
         self.rails[rail].watch.reset();
         self.rails[rail].meter.restart();
+        self.has_broken_paths = true;
         self.handle.counts[rail].path_changed(false);
         self.hash_event(HashedEvent::PathBroken, rail as u64);
         self.record(TraceEvent::PathBroken { rail: self.rail_number(rail), peer: peer_number(peer) });
@@ -365,6 +368,7 @@ impl Engine {
                 self.keep_lost(rail, id);
             }
         }
+        self.recount_outstanding(rail);
         self.ask_peer((rail, slot), link, self.fence_kind(rail));
     }
 

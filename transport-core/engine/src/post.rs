@@ -600,15 +600,16 @@ impl Engine {
             |status: &Status| status.kind != ErrorKind::DeviceLost || !self.rails[rail].endpoint.is_lost();
         let error = result.error.filter(is_own);
         self.account_batch(rail, accepted as u32, cut_short, error);
-        self.note_send_queue(rail);
         self.hash_event(HashedEvent::Posted, accepted as u64);
         accepted
     }
 
-    /// Notes for readers how full the send queue of a rail is.
-    #[inline]
-    pub(super) fn note_send_queue(&self, rail: usize) {
-        self.handle.counts[rail].set_outstanding(self.rails[rail].used_send_slots());
+    /// Counts the outstanding requests of a rail anew. Where requests fail or paths break, what is posted and what completes
+    /// does not tell their number.
+    #[cold]
+    pub(super) fn recount_outstanding(&self, rail: usize) {
+        let outstanding = self.rails[rail].inflight.unacknowledged().count();
+        self.handle.counts[rail].set_outstanding(outstanding);
     }
 
     #[inline]
@@ -682,6 +683,7 @@ impl Engine {
             cut_at.get_or_insert(index);
             if let Some(status) = failure.take() {
                 self.handle.counts[rail].completed(0, 1);
+                self.recount_outstanding(rail);
                 self.fail_with(run.op, rail, status);
             }
         }

@@ -81,6 +81,8 @@ pub struct Engine {
     /// Events of peers whose `Link` command is still in its queue.
     pub(super) early_events: EarlyEvents,
     pub(super) unconfirmed_failures: UnconfirmedFailures,
+    /// Whether a path has ever been broken: from then on, completions may come of requests that count as ended.
+    pub(super) has_broken_paths: bool,
     /// The fences that peers have asked for.
     pub(super) fences: Fences,
     /// Broken paths, by rail and link, whose peer has answered, and that have requests which this side's device has not
@@ -155,6 +157,7 @@ impl Engine {
             link_of: HashMap::default(),
             early_events: EarlyEvents::default(),
             unconfirmed_failures: UnconfirmedFailures::default(),
+            has_broken_paths: false,
             fences: Fences::default(),
             unsettled_paths: Vec::new(),
             comebacks: Vec::new(),

@@ -19,7 +19,7 @@ struct WorkerCounts {
     bytes: AtomicU64,
     completions: AtomicU64,
     errors: AtomicU64,
-    /// The places in the send queue that are taken. No count: each batch and each poll stores it anew.
+    /// The requests that are posted and have not ended.
     outstanding: AtomicU64,
     queue_full: AtomicU64,
     retries: AtomicU64,
@@ -97,6 +97,7 @@ impl RailCounts {
         add(&self.worker.posts, requests);
         add(&self.worker.doorbells, 1);
         add(&self.worker.bytes, bytes);
+        add(&self.worker.outstanding, requests);
     }
 
     /// Counts a batch of which the engine has to post `retries` requests again.
@@ -135,16 +136,17 @@ impl RailCounts {
     pub fn completed(&self, ok: u64, failed: u64) {
         add(&self.worker.completions, ok);
         add(&self.worker.errors, failed);
+        let outstanding = &self.worker.outstanding;
+        outstanding.store(outstanding.load(Relaxed).saturating_sub(ok + failed), Relaxed);
     }
 
-    /// Notes how many places in the send queue are taken.
-    #[inline]
+    /// Corrects the number of requests that are posted and have not ended.
+    #[cold]
     pub fn set_outstanding(&self, requests: usize) {
         self.worker.outstanding.store(requests as u64, Relaxed);
     }
 
-    /// The places in the send queue that are taken: by requests that have not ended, or that wait for an earlier one. 0 once
-    /// the device is lost.
+    /// The requests that are posted and have not ended. 0 once the device is lost.
     pub fn outstanding(&self) -> u64 {
         if self.is_lost() { 0 } else { self.worker.outstanding.load(Relaxed) }
     }

@@ -140,14 +140,8 @@ impl Rail {
     pub fn free_send_slots(&self) -> usize {
         match self.lost {
             Some(_) => 0,
-            None => self.depth.saturating_sub(self.used_send_slots()),
+            None => self.depth.saturating_sub(self.inflight.used_slots() + self.probes),
         }
-    }
-
-    /// The places in the send queue that are taken.
-    #[inline]
-    pub fn used_send_slots(&self) -> usize {
-        self.inflight.used_slots() + self.probes
     }
 
     /// Whether a request of `bytes` bytes must wait until earlier requests complete.
