@@ -36,7 +36,7 @@ impl LookupOptions {
     #[cfg(feature = "directories")]
     pub fn source(&self, to: &str) -> CommandResult<Arc<dyn AddressSource>> {
         Ok(match &self.directory {
-            Some(url) => Arc::new(MemberAddress::new(multirail_discovery::open(url)?.into(), to)),
+            Some(url) => Arc::new(MemberAddress::new(multirail_discovery::open(url)?, to)),
             None => Arc::new(to.to_owned()),
         })
     }

@@ -16,7 +16,7 @@ use crate::Directory;
 /// # use multirail::{Fabric, PeerHandle, ReconnectPolicy, Result};
 /// # use multirail_discovery::{MemberAddress, open};
 /// # async fn find(fabric: &Fabric) -> Result<()> {
-/// let decoder = MemberAddress::new(open("etcd://etcd-0:2379/fleet")?.into(), "decode-7");
+/// let decoder = MemberAddress::new(open("etcd://etcd-0:2379/fleet")?, "decode-7");
 /// let policy = ReconnectPolicy::within(Duration::from_secs(600));
 /// let handle = PeerHandle::find(fabric, Arc::new(decoder), policy).await?;
 /// # Ok(())

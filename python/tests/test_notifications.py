@@ -38,9 +38,7 @@ def test_a_notification_takes_the_trace_along(pair: Pair) -> None:
         lambda trace: pair.ab.write(src, remote, 64, notify=b"", trace=trace),
         lambda trace: pair.ab.read(src, remote, notify=b"", trace=trace),
         lambda trace: pair.ab.write_pages(src, [1, 0], remote, [0, 1], 4096, notify=b"", trace=trace),
-        lambda trace: pair.ab.prepare_write_pages(
-            src, [1, 0], remote, [0, 1], 4096, notify=b"", trace=trace
-        ).post(),
+        lambda trace: pair.ab.prepare_write_pages(src, [1, 0], remote, [0, 1], 4096, notify=b"", trace=trace).post(),
     ):
         for trace in (TRACE, None):
             transfer(trace).wait(LIMIT)
@@ -105,9 +103,7 @@ print("exported")
 
 def test_transfers_are_spans_of_a_collector() -> None:
     # A process has one exporter.
-    ran = subprocess.run(
-        [sys.executable, "-c", EXPORT], capture_output=True, text=True, timeout=LIMIT, check=False
-    )
+    ran = subprocess.run([sys.executable, "-c", EXPORT], capture_output=True, text=True, timeout=LIMIT, check=False)
     assert (ran.stdout, ran.stderr, ran.returncode) == ("exported\n", "", 0)
 
 

@@ -64,6 +64,7 @@ pub mod plan;
 mod post;
 #[doc(hidden)]
 pub mod rail;
+mod single_writer;
 #[doc(hidden)]
 pub mod snapshot;
 #[doc(hidden)]

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use crate::ErrorKind;
+use crate::single_writer::add;
 use crate::spi::Paths;
 
 /// Size classes: up to 4 KiB, 64 KiB, 1 MiB, 16 MiB, and more. Each is 16 times as large as the one before.
@@ -150,11 +151,6 @@ fn size_class(bytes: u64) -> usize {
 fn bucket(nanos: u64) -> usize {
     let above = u64::BITS - (nanos.saturating_sub(1) >> FIRST_BUCKET).leading_zeros();
     (above as usize).min(BUCKETS - 1)
-}
-
-/// Adds to a counter that only one thread writes: a plain load and store loses nothing.
-fn add(counter: &AtomicU64, more: u64) {
-    counter.store(counter.load(Relaxed) + more, Relaxed);
 }
 
 #[cfg(test)]

@@ -3,6 +3,8 @@
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
+use crate::single_writer::add;
+
 /// Counts of the operations of one link that the engine has ended. Only the engine's thread adds to them; any thread may
 /// read them.
 #[derive(Debug, Default)]
@@ -28,9 +30,4 @@ impl LinkCounts {
     pub fn read(&self) -> [u64; 3] {
         [&self.operations, &self.bytes, &self.errors].map(|count| count.load(Relaxed))
     }
-}
-
-/// Adds to a counter that only one thread writes: a plain load and store loses nothing.
-fn add(counter: &AtomicU64, more: u64) {
-    counter.store(counter.load(Relaxed) + more, Relaxed);
 }

@@ -4,6 +4,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use crossbeam_utils::CachePadded;
 
+use crate::single_writer::add;
+
 /// The counters of one rail, as the engine keeps them. The engine's thread writes all of them, except those of direct
 /// requests: the submitting threads write these.
 #[derive(Debug, Default)]
@@ -207,9 +209,4 @@ impl RailCounts {
             direct_bytes: direct.bytes.load(Relaxed),
         }
     }
-}
-
-/// Adds to a counter that only one thread writes: a plain load and store loses nothing.
-fn add(counter: &AtomicU64, more: u64) {
-    counter.store(counter.load(Relaxed) + more, Relaxed);
 }
