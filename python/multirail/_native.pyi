@@ -34,6 +34,7 @@ __all__ = [
     "RemoteCatalogue",
     "RemoteList",
     "RemoteRegion",
+    "SpanExporter",
     "__version__",
     "_after_fork_in_child",
     "_run_command",
@@ -240,7 +241,7 @@ class MetricsServer:
 
 @final
 class SpanExporter:
-    def __init__(self, endpoint: str, service: str) -> None:
+    def __new__(cls, endpoint: str, service: str) -> Self:
         """Sends the spans of transfers to a collector of OpenTelemetry, by OTLP over HTTP."""
 
     def flush(self) -> None: ...
