@@ -199,7 +199,7 @@ fn address(data: &RData) -> Option<IpAddr> {
     }
 }
 
-/// What was found; `None` if there are no such records. A Service without Pods has none.
+/// The records that the server has. Returns `None` if it has none, as for a Service without Pods.
 fn existing<T>(found: std::result::Result<T, NetError>) -> Result<Option<T>> {
     match found {
         Ok(found) => Ok(Some(found)),

@@ -51,7 +51,7 @@ pub trait Store: Send + Sync + 'static {
     }
 }
 
-/// Whose record a claim may replace.
+/// Says which former record a claim may replace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Claim {
     /// Any: a restarted process takes the place of the former.

@@ -265,7 +265,7 @@ fn members_are_chosen_and_connected_again() {
         epoch.members().first().is_some_and(|member| member.peer().id() != lost.id())
     };
     now(group.wait_for(is_new));
-    // What is submitted ends for each member.
+    // Each member's operation ends.
     let ended = now(group.submit_all(|member| member.peer().warm_up()));
     assert!(ended.len() == 1 && ended[0].1.is_ok());
     drop(group);

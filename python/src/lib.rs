@@ -10,6 +10,7 @@
 
 mod array;
 mod buffer;
+mod closeable;
 mod dlpack;
 mod errors;
 mod fabric;

@@ -1,6 +1,6 @@
 //! The export of spans to OpenTelemetry.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use multirail::opentelemetry::{OtlpExporter, link};
 use multirail::{Error, ErrorKind};
@@ -8,8 +8,8 @@ use pyo3::prelude::*;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
+use crate::closeable::Closeable;
 use crate::errors::IntoPython;
-use crate::fork::ForkSafe;
 
 /// Sends the spans of transfers to a collector of OpenTelemetry, by OTLP over HTTP, until it is closed or its last reference
 /// goes. A process may have one in its life; make it after a fork.
@@ -19,15 +19,7 @@ use crate::fork::ForkSafe;
 #[pyclass(frozen, weakref, module = "multirail")]
 pub struct SpanExporter {
     endpoint: String,
-    /// `None` once it is closed.
-    exporter: Mutex<Option<ForkSafe<Arc<OtlpExporter>>>>,
-}
-
-impl SpanExporter {
-    /// The exporter to drop, unless it is closed already or belongs to the process that this one was forked from.
-    fn take(&self) -> Option<Arc<OtlpExporter>> {
-        self.exporter.lock().unwrap_or_else(PoisonError::into_inner).take()?.take()
-    }
+    exporter: Closeable<Arc<OtlpExporter>>,
 }
 
 #[pymethods]
@@ -43,27 +35,21 @@ impl SpanExporter {
         };
         tracing_subscriber::registry().with(exporter.layer()).try_init().map_err(taken).into_python()?;
         link().into_python()?;
-        Ok(Self {
-            endpoint: endpoint.to_owned(),
-            exporter: Mutex::new(Some(ForkSafe::new(Arc::new(exporter)))),
-        })
+        Ok(Self { endpoint: endpoint.to_owned(), exporter: Closeable::new(Arc::new(exporter)) })
     }
 
     /// Sends the spans that have ended. Raises `Io` if the collector does not take them.
     fn flush(&self, py: Python<'_>) -> PyResult<()> {
-        let closed = || Error::new(ErrorKind::Closed, "export spans", "the exporter is closed");
-        // Not locked while the collector answers: a child that is forked meanwhile would find it locked for ever.
-        let open = {
-            let exporter = self.exporter.lock().unwrap_or_else(PoisonError::into_inner);
-            Arc::clone(exporter.as_ref().ok_or_else(closed).into_python()?.get()?)
-        };
+        // A clone, so that nothing is locked while the collector answers: a child that is forked meanwhile would find the lock
+        // held for ever.
+        let open = self.exporter.get("export spans")?;
         py.detach(|| open.flush()).into_python()
     }
 
     /// Sends the spans that have ended, and ends the export. May be called twice. Only `flush` tells that the collector does
     /// not take them.
     fn close(&self, py: Python<'_>) {
-        py.detach(|| drop(self.take()));
+        self.exporter.close(py);
     }
 
     fn __enter__(this: Py<Self>) -> Py<Self> {
@@ -77,14 +63,5 @@ impl SpanExporter {
 
     fn __repr__(&self) -> String {
         format!("<multirail.SpanExporter {}>", self.endpoint)
-    }
-}
-
-impl Drop for SpanExporter {
-    fn drop(&mut self) {
-        // Closing waits for the collector, and joins a thread.
-        if let Some(exporter) = self.take() {
-            Python::attach(|py| py.detach(|| drop(exporter)));
-        }
     }
 }

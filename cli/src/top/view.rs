@@ -312,7 +312,7 @@ impl Listing {
         let style = if has_focus { Style::new().reversed().bold() } else { Style::new().reversed().dim() };
         frame.render_widget(Line::from(self.title).style(style), title);
         let last = self.rows.len().saturating_sub(1);
-        // What is selected may be gone.
+        // The selected row may be gone.
         state.select(Some(state.selected().unwrap_or(0).min(last)));
         let rows = self
             .rows

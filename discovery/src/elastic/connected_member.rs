@@ -12,7 +12,7 @@ use crate::Member;
 pub struct ConnectedMember {
     member: Member,
     peer: Peer,
-    /// What was imported over this connection, by the names under which the member published it.
+    /// The regions that this side has imported over this connection, by the names that the member gave them.
     regions: Mutex<HashMap<String, RemoteRegion>>,
 }
 

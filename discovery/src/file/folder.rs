@@ -121,7 +121,7 @@ impl FolderState {
         let mut present = HashMap::new();
         let entries = match fs::read_dir(&self.folder) {
             Ok(entries) => entries,
-            // Nobody has joined yet.
+            // No member has joined yet.
             Err(error) if error.kind() == IoKind::NotFound => return Ok(listing),
             Err(error) => return Err(error),
         };

@@ -1,4 +1,4 @@
-//! What was done with each peer.
+//! The counts of the operations with each peer.
 
 use crate::Peer;
 

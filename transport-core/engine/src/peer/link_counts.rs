@@ -1,4 +1,4 @@
-//! What was done over one link.
+//! The counts of the operations over one link.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
