@@ -92,8 +92,9 @@ fn peer() {
         let changed: Vec<usize> = line.split(' ').map(|number| number.parse().unwrap()).collect();
         let expected = |number: usize| content(if changed.contains(&number) { number + 1 } else { number });
         let wrong = (0..REGIONS).filter(|number| bytes(&regions[*number]) != expected(*number)).count();
-        println!("\n@{wrong}");
         assert_eq!(file_of_next(), file_of(&regions[REGIONS - 1]), "nobody has left");
+        // Then the other process leaves.
+        println!("\n@{wrong}");
     }
     wait(peer.closed(), LIMIT).unwrap();
     // The handle is told first.
