@@ -9,6 +9,7 @@ use crossbeam_queue::{ArrayQueue, SegQueue};
 use super::flow_control::ReceiverCredits;
 use super::timers::Timers;
 use super::trace::{FlightRecorder, StallMonitor};
+use super::worker_engines::WorkerEngines;
 use super::{Continuation, Control, Engine, OperationCounts, RailCounts, Submission};
 use crate::index::{GroupIndex, TransportIndex};
 use crate::op::{OpId, OpTable};
@@ -20,6 +21,10 @@ const BATCH: usize = 64;
 
 /// Linux adds 50 µs of slack to any sleep: a shorter sleep would cost more and hardly end sooner.
 const TRIGGER_NAP: Duration = Duration::from_micros(50);
+
+/// The most bytes of an operation that the calling thread activates while the worker sleeps. A backend that copies by
+/// the processor copies them in that call: 64 KiB take about 5 µs.
+const MAX_ACTIVATED_BYTES: u64 = 64 << 10;
 
 /// How workers write and post work requests.
 #[derive(Debug, Clone, Copy)]
@@ -80,6 +85,8 @@ pub struct EngineHandle {
     out_of_service: AtomicU64,
     /// The engine itself, on a caller-driven fabric. A thread that waits for an operation drives it.
     caller_driven: OnceLock<Weak<Mutex<Engine>>>,
+    /// The engines of the worker, if one drives this engine, and the position of this one among them.
+    worker: OnceLock<(Weak<WorkerEngines>, usize)>,
     links: Mutex<LinkIndices>,
     /// The operations whose rest another rail group carries. It empties as they end.
     continued: Mutex<Vec<Arc<Continuation>>>,
@@ -140,6 +147,7 @@ impl EngineHandle {
             next_split_from: AtomicU32::new(0),
             out_of_service: AtomicU64::new(0),
             caller_driven: OnceLock::new(),
+            worker: OnceLock::new(),
             links: Mutex::default(),
             continued: Mutex::default(),
             has_continued: AtomicBool::new(false),
@@ -150,6 +158,11 @@ impl EngineHandle {
     /// Lets threads that wait for an operation drive the engine. Only the first call has an effect.
     pub fn drive_by_caller(&self, engine: &Arc<Mutex<Engine>>) {
         let _ = self.caller_driven.set(Arc::downgrade(engine));
+    }
+
+    /// Lets threads that submit an operation hold the engine while its worker sleeps. Only the first call has an effect.
+    pub(crate) fn drive_by_worker(&self, engines: &Arc<WorkerEngines>, position: usize) {
+        let _ = self.worker.set((Arc::downgrade(engines), position));
     }
 
     #[inline]
@@ -174,7 +187,8 @@ impl EngineHandle {
     ///
     /// On a caller-driven fabric, the calling thread lets the engine activate such an operation at once, unless
     /// another thread drives the engine or commands are queued. No other thread would activate it in the meantime,
-    /// and a caller with a single operation waits for just this one.
+    /// and a caller with a single operation waits for just this one. A small operation is also activated at once if the
+    /// worker sleeps: its bytes need not wait until that one is awake.
     #[inline(always)]
     pub fn submit(&self, submission: Submission, is_only: bool) {
         if is_only
@@ -186,6 +200,34 @@ impl EngineHandle {
             engine.activate_now(submission);
             return;
         }
+        if is_only && self.parked.load(Ordering::Relaxed) {
+            self.submit_while_worker_sleeps(submission);
+        } else {
+            self.push(submission);
+        }
+    }
+
+    /// Activates a small operation, and then wakes the worker.
+    #[cold]
+    fn submit_while_worker_sleeps(&self, submission: Submission) {
+        if submission.work.bytes() <= MAX_ACTIVATED_BYTES
+            && let Some((engines, position)) = self.worker.get()
+            && let Some(engines) = engines.upgrade()
+            && let Some(mut turn) = engines.take_turn(*position)
+            && !self.has_commands()
+            && !self.closed.load(Ordering::Relaxed)
+        {
+            turn.engine().activate_now(submission);
+            drop(turn);
+            self.wake();
+        } else {
+            self.push(submission);
+        }
+    }
+
+    /// Queues a submission.
+    #[inline(always)]
+    fn push(&self, submission: Submission) {
         // Every submission holds a slot of the op table, and the queue is as large as the table: there is room.
         let pushed = self.submissions.push(submission);
         debug_assert!(pushed.is_ok());

@@ -5,7 +5,8 @@
 //! them when something rare happens, never per request.
 //!
 //! One thread drives an [`Engine`] by calling [`Engine::step`] in a loop: a worker thread, or the user's thread on a
-//! caller-driven fabric. No other thread touches the endpoints. All other threads use the [`EngineHandle`].
+//! caller-driven fabric. All other threads use the [`EngineHandle`]. They touch the endpoints only while the worker
+//! sleeps: a thread that submits a small operation then posts it itself.
 //!
 //! In reading order:
 //!
@@ -37,6 +38,7 @@
 
 #![deny(unsafe_code)]
 
+mod adaptive_spin;
 #[doc(hidden)]
 pub mod commands;
 mod complete;
@@ -79,6 +81,7 @@ pub mod waker_set;
 #[doc(hidden)]
 #[allow(unsafe_code, reason = "borrows the file descriptors that endpoints keep open")]
 pub mod worker;
+mod worker_engines;
 
 #[doc(hidden)]
 pub use commands::{Control, Submission};

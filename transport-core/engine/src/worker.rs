@@ -3,15 +3,17 @@
 use std::os::fd::BorrowedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, Ordering, fence};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::Engine;
+use super::adaptive_spin::AdaptiveSpin;
+use super::worker_engines::{WorkerEngines, is_in_turn};
 use crate::spi::Armed;
 use crate::{Error, Result, WakeupHandle, WakeupPipe};
 
-/// How long a worker without work spins before it sleeps. Handing a command to a spinning thread was measured at
+/// The longest time for which a worker without work spins before it sleeps. Handing a command to a spinning thread was measured at
 /// 0.9 µs, to a sleeping one at 16 µs. 100 µs of spinning covers the gaps of a loop of requests, and costs an idle
 /// process almost nothing.
 const SPIN: Duration = Duration::from_micros(100);
@@ -38,9 +40,9 @@ pub struct WorkerSetup {
     pub lock: Option<Arc<Mutex<()>>>,
 }
 
-/// What the worker's thread owns.
+/// What the worker's thread uses.
 struct WorkerLoop {
-    engines: Vec<Engine>,
+    engines: Arc<WorkerEngines>,
     wakeup: WakeupPipe,
     lock: Option<Arc<Mutex<()>>>,
     stop: Arc<AtomicBool>,
@@ -51,7 +53,8 @@ impl Worker {
         let stop = Arc::new(AtomicBool::new(false));
         let handle = setup.wakeup.handle().try_clone()?;
         let WorkerSetup { name, engines, wakeup, core, lock } = setup;
-        let mut worker = WorkerLoop { engines, wakeup, lock, stop: Arc::clone(&stop) };
+        let engines = WorkerEngines::new(engines);
+        let worker = WorkerLoop { engines, wakeup, lock, stop: Arc::clone(&stop) };
         let thread = std::thread::Builder::new()
             .name(name)
             .spawn(move || {
@@ -63,7 +66,7 @@ impl Worker {
                 // A panic is a bug of multirail, or comes from the user's code (a waker, or a memory's `Drop`). In both
                 // cases all waiters must get a result.
                 let ran = catch_unwind(AssertUnwindSafe(|| worker.run()));
-                worker.engines.iter_mut().for_each(Engine::close);
+                worker.engines.close();
                 if let Err(panic) = ran {
                     resume_unwind(panic);
                 }
@@ -80,21 +83,27 @@ impl Drop for Worker {
         self.stop.store(true, Ordering::SeqCst);
         self.wakeup.wake();
         let Some(thread) = self.thread.take() else { return };
-        // A worker may drop the last handle of its own fabric. It cannot join itself.
-        if thread.thread().id() != std::thread::current().id() && thread.join().is_err() {
+        // A worker may drop the last handle of its own fabric. It cannot join itself. Neither can a thread that holds
+        // the engines, because the worker needs them to end.
+        let may_join = thread.thread().id() != std::thread::current().id() && !is_in_turn();
+        if may_join && thread.join().is_err() {
             tracing::error!("a worker thread panicked");
         }
     }
 }
 
 impl WorkerLoop {
-    fn run(&mut self) {
+    fn run(&self) {
+        let Some(mut engines) = self.engines.hold() else { return };
+        let mut spin = AdaptiveSpin::new(SPIN);
         while !self.stop.load(Ordering::Acquire) {
-            let idle_since = self.spin();
+            let idle_since = self.spin(&mut engines, spin.limit());
             // If nothing happened during a sleep, the worker sleeps again without spinning first.
             while !self.stop.load(Ordering::Relaxed) {
-                self.sleep(idle_since);
-                if self.step_all() > 0 {
+                let Some(held_again) = self.sleep(engines, idle_since) else { return };
+                engines = held_again;
+                if self.step_all(&mut engines) > 0 {
+                    spin.note(idle_since.elapsed());
                     break;
                 }
             }
@@ -102,18 +111,18 @@ impl WorkerLoop {
     }
 
     /// Steps each engine once. Returns the number of events.
-    fn step_all(&mut self) -> usize {
+    fn step_all(&self, engines: &mut [Engine]) -> usize {
         // The lock protects no data, so it does not matter whether it is poisoned.
         let _lock = self.lock.as_ref().map(|lock| lock.lock().unwrap_or_else(PoisonError::into_inner));
-        self.engines.iter_mut().map(|engine| engine.step().events).sum()
+        engines.iter_mut().map(|engine| engine.step().events).sum()
     }
 
-    /// Steps the engines until no step has had an event for `SPIN`. Returns when the first step without events ended.
-    fn spin(&mut self) -> Instant {
+    /// Steps the engines until no step has had an event for `limit`. Returns when the first step without events ended.
+    fn spin(&self, engines: &mut [Engine], limit: Duration) -> Instant {
         let mut idle_steps = 0_u32;
         let mut idle_since = Instant::now();
         while !self.stop.load(Ordering::Relaxed) {
-            if self.step_all() > 0 {
+            if self.step_all(engines) > 0 {
                 idle_steps = 0;
                 continue;
             }
@@ -121,16 +130,21 @@ impl WorkerLoop {
             idle_steps += 1;
             if idle_steps == 1 {
                 idle_since = Instant::now();
-            } else if idle_steps.is_multiple_of(STEPS_PER_CLOCK_READ) && idle_since.elapsed() >= SPIN {
+            } else if idle_steps.is_multiple_of(STEPS_PER_CLOCK_READ) && idle_since.elapsed() >= limit {
                 break;
             }
         }
         idle_since
     }
 
-    /// Sleeps until a command, an event or a deadline. `idle_since` says since when there has been no event.
-    fn sleep(&mut self, idle_since: Instant) {
-        let handles: Vec<_> = self.engines.iter().map(|engine| Arc::clone(engine.handle())).collect();
+    /// Sleeps until a command, an event or a deadline. `idle_since` says since when there has been no event. Meanwhile
+    /// other threads may hold the engines. Returns `None` if one of them has panicked then.
+    fn sleep<'a>(
+        &'a self,
+        mut engines: MutexGuard<'a, Vec<Engine>>,
+        idle_since: Instant,
+    ) -> Option<MutexGuard<'a, Vec<Engine>>> {
+        let handles: Vec<_> = engines.iter().map(|engine| Arc::clone(engine.handle())).collect();
         handles.iter().for_each(|handle| handle.parked.store(true, Ordering::Release));
         // Pairs with the fence in `EngineHandle::wake`.
         fence(Ordering::SeqCst);
@@ -138,11 +152,11 @@ impl WorkerLoop {
         let mut can_be_woken = true;
         let mut ready =
             handles.iter().any(|handle| handle.has_commands()) || self.stop.load(Ordering::Relaxed);
-        for rail in self.engines.iter_mut().flat_map(Engine::rails_mut) {
+        for rail in engines.iter_mut().flat_map(Engine::rails_mut) {
             match rail.endpoint.arm() {
                 Armed::Ready => ready = true,
                 // SAFETY: the endpoint keeps its descriptor open while it lives, and it
-                // outlives this call: the engine owns it.
+                // outlives this call: the engine owns it, and only this thread polls it.
                 Armed::Fd(fd) => fds.push(unsafe { BorrowedFd::borrow_raw(fd) }),
                 Armed::FdOrTimeout(fd) => {
                     can_be_woken = false;
@@ -153,16 +167,21 @@ impl WorkerLoop {
             }
         }
         let mut was_woken = false;
-        if !ready {
-            self.engines.iter_mut().for_each(Engine::on_park);
+        let mut held = None;
+        if ready {
+            held = Some(engines);
+        } else {
+            engines.iter_mut().for_each(Engine::on_park);
             let idle = idle_since.elapsed();
-            let limit = self.engines.iter().filter_map(|engine| engine.sleep_limit(can_be_woken, idle)).min();
+            let limit = engines.iter().filter_map(|engine| engine.sleep_limit(can_be_woken, idle)).min();
+            drop(engines);
             was_woken = self.wakeup.sleep(&fds, limit);
         }
         handles.iter().for_each(|handle| handle.parked.store(false, Ordering::Release));
         if was_woken {
             self.wakeup.clear();
         }
+        held.or_else(|| self.engines.hold())
     }
 }
 

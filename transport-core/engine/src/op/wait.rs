@@ -9,9 +9,10 @@ use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 use crate::EngineHandle;
+use crate::adaptive_spin::AdaptiveSpin;
 use crate::{Error, ErrorKind, Result};
 
-/// How long a waiter spins before it sleeps. A sleep and its wake were measured at 16 µs and more, the copy of a
+/// The longest time for which a waiter spins before it sleeps. A sleep and its wake were measured at 16 µs and more, the copy of a
 /// megabyte at 40 µs. With a shorter spin most waiters would be asleep when their operation ends.
 const SPIN: Duration = Duration::from_micros(60);
 
@@ -31,6 +32,7 @@ impl Wake for Unpark {
 }
 
 thread_local! {
+    static SPINS: RefCell<AdaptiveSpin> = const { RefCell::new(AdaptiveSpin::new(SPIN)) };
     static WAKER: RefCell<Waker> = RefCell::new(Waker::from(Arc::new(Unpark(std::thread::current()))));
     /// Inside [`wait`]: the caller-driven engines that the polled futures wait for.
     static DRIVEN: RefCell<Option<Vec<Arc<EngineHandle>>>> = const { RefCell::new(None) };
@@ -100,19 +102,23 @@ pub fn block_on<F: Future + Unpin>(
     let waker = WAKER.with_borrow(Waker::clone);
     let mut context = Context::from_waker(&waker);
     let started = Instant::now();
+    let spin = SPINS.with_borrow(AdaptiveSpin::limit);
     let mut rounds = 0_u32;
     loop {
         let driven = drive();
         if is_ready(future)
             && let Poll::Ready(output) = Pin::new(&mut *future).poll(&mut context)
         {
+            if rounds >= POLLS_PER_CLOCK_READ {
+                SPINS.with_borrow_mut(|spins| spins.note(started.elapsed()));
+            }
             return Some(output);
         }
         rounds = rounds.wrapping_add(1);
         if rounds.is_multiple_of(POLLS_PER_CLOCK_READ) {
             let elapsed = started.elapsed();
             let left = limit.checked_sub(elapsed).filter(|left| !left.is_zero())?;
-            if !driven && elapsed >= SPIN {
+            if !driven && elapsed >= spin {
                 // This poll registers the waker, or finds that there is no need to sleep.
                 if let Poll::Ready(output) = Pin::new(&mut *future).poll(&mut context) {
                     return Some(output);

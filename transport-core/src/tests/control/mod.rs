@@ -14,6 +14,7 @@ mod raw;
 mod relocations;
 mod served;
 mod session;
+mod sleeping_worker;
 mod tenant;
 #[cfg(feature = "tls")]
 mod tls;

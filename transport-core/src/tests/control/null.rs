@@ -18,7 +18,11 @@ pub(super) struct Null {
     pub renew: Option<Arc<dyn Fn() + Send + Sync>>,
     /// Counts polls of the endpoint, which sleeps until its worker is woken. Without it, the endpoint does not sleep.
     pub polls: Option<Arc<AtomicU32>>,
+    /// Called by each post.
+    pub on_post: Option<OnPost>,
 }
+
+pub(super) type OnPost = Arc<dyn Fn() + Send + Sync>;
 
 impl Backend for Null {
     fn name(&self) -> &'static str {
@@ -37,8 +41,9 @@ impl Backend for Null {
 
     fn open(&self, _: &DeviceInfo, _: &DomainSetup) -> Result<Arc<dyn Domain>> {
         let (slots, reserved) = (AtomicU32::new(0), Arc::clone(&self.reserved));
-        let (renew, polls) = (self.renew.clone(), self.polls.clone());
-        Ok(Arc::new(NullDomain { capabilities: Capabilities::minimal(), slots, reserved, renew, polls }))
+        let (renew, polls, on_post) = (self.renew.clone(), self.polls.clone(), self.on_post.clone());
+        let capabilities = Capabilities::minimal();
+        Ok(Arc::new(NullDomain { capabilities, slots, reserved, renew, polls, on_post }))
     }
 }
 
@@ -48,6 +53,7 @@ struct NullDomain {
     reserved: Arc<AtomicU32>,
     renew: Option<Arc<dyn Fn() + Send + Sync>>,
     polls: Option<Arc<AtomicU32>>,
+    on_post: Option<OnPost>,
 }
 
 impl Domain for NullDomain {
@@ -74,7 +80,7 @@ impl Domain for NullDomain {
     fn endpoint(&self, _: EndpointConfig) -> Result<Box<dyn Endpoint>> {
         let sleeps =
             |polls: &Arc<AtomicU32>| (Arc::clone(polls), UnixStream::pair().expect("a pair of sockets"));
-        Ok(Box::new(NullEndpoint { sleeps: self.polls.as_ref().map(sleeps) }))
+        Ok(Box::new(NullEndpoint { sleeps: self.polls.as_ref().map(sleeps), on_post: self.on_post.clone() }))
     }
 }
 
@@ -142,10 +148,12 @@ impl RemoteMemory for NullImport {
 struct NullEndpoint {
     /// The count of polls, and sockets that are never written to.
     sleeps: Option<(Arc<AtomicU32>, (UnixStream, UnixStream))>,
+    on_post: Option<OnPost>,
 }
 
 impl Endpoint for NullEndpoint {
     unsafe fn post(&mut self, _: &Batch) -> PostResult {
+        self.on_post.iter().for_each(|on_post| on_post());
         PostResult { accepted: 0, error: None }
     }
 
