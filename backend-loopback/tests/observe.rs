@@ -265,7 +265,8 @@ fn a_parked_worker_answers_and_a_blocked_one_is_distinguished() {
     let dump = Limit::of(limit::HANG).ask(answered).expect("the worker answers");
     assert!(matches!(dump.transports[0].worker, WorkerState::Running | WorkerState::Parked));
     assert_eq!((dump.operations().count(), dump.peers.len()), (1, 2));
-    drop(op);
+    // Until the worker has taken the receive back, it would get the message that the next receive is for.
+    assert_eq!(op.cancel().wait(limit::HANG).unwrap_err().kind(), ErrorKind::Cancelled);
     // This waker does not return, so it blocks the worker.
     let (entered, in_waker) = std::sync::mpsc::channel();
     let (release, released) = std::sync::mpsc::channel();
