@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use limit::Limit;
 use multirail_loopback::{LinkModel, Loopback, LoopbackConfig};
 use multirail_spi::{Access, ErrorKind, VirtualClock};
 use transport_core::observe::{Dump, OperationKind, Recording, TraceEvent, WaitReason, WorkerState};
@@ -259,10 +260,13 @@ fn a_parked_worker_answers_and_a_blocked_one_is_distinguished() {
     let (peer, _) = fabric.connect_local(&fabric).unwrap();
     let region = fabric.alloc(4096, Access::LOCAL).unwrap();
     let op = fabric.recv(&region, 0..4096).unwrap();
-    let dump = fabric.dump();
+    // A dump waits for a worker for half a second. On a busy machine, the worker may get no core for longer.
+    let answered = || Some(fabric.dump()).filter(|dump| dump.transports[0].worker != WorkerState::Blocked);
+    let dump = Limit::of(limit::HANG).ask(answered).expect("the worker answers");
     assert!(matches!(dump.transports[0].worker, WorkerState::Running | WorkerState::Parked));
     assert_eq!((dump.operations().count(), dump.peers.len()), (1, 2));
-    drop(op);
+    // Until the worker has taken the receive back, it would get the message that the next receive is for.
+    assert_eq!(op.cancel().wait(limit::HANG).unwrap_err().kind(), ErrorKind::Cancelled);
     // This waker does not return, so it blocks the worker.
     let (entered, in_waker) = std::sync::mpsc::channel();
     let (release, released) = std::sync::mpsc::channel();

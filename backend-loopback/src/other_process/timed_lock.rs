@@ -63,9 +63,7 @@ mod tests {
         assert!(within(Duration::ZERO).is_none() && within(Duration::from_millis(1)).is_none());
         std::thread::scope(|scope| {
             let waiting = [(); 4].map(|()| {
-                scope.spawn(|| {
-                    within(Duration::from_secs(5)).expect("the holder before has released it").number
-                })
+                scope.spawn(|| within(limit::HANG).expect("the holder before has released it").number)
             });
             drop(first);
             let mut numbers = waiting.map(|thread| thread.join().unwrap());

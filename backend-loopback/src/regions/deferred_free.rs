@@ -47,7 +47,6 @@ pub(super) fn sweep() {
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc::{Sender, channel};
-    use std::time::Duration;
 
     use multirail_spi::{Access, HostBuffer};
 
@@ -99,6 +98,6 @@ mod tests {
         lease.leave();
         // A thread of its own: if the owner's code ran under the lock, it would take the lock twice and hang.
         std::thread::spawn(sweep);
-        was_freed.recv_timeout(Duration::from_secs(5)).expect("the owner's own code ran under the lock");
+        was_freed.recv_timeout(limit::HANG).expect("the owner's own code ran under the lock");
     }
 }

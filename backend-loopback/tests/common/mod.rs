@@ -79,7 +79,7 @@ impl TestNode {
     }
 
     pub fn try_import(&self, peer: PeerSlot, key: RemoteKey) -> Result<Arc<dyn RemoteMemory>, Error> {
-        self.domain.import(peer, &key, Duration::from_secs(2))
+        self.domain.import(peer, &key, TIME_LIMIT)
     }
 
     pub fn post(&mut self, batch: &[WorkRequest]) -> PostResult {

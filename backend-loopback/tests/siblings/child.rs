@@ -7,7 +7,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
 use limit::Limit;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
 /// The longest time that an answer may take on a busy machine.
 const LIMIT: Duration = limit::HANG;
@@ -99,6 +99,14 @@ impl Child {
     pub fn receive_refusal(&mut self, command: &str) -> String {
         let line = self.line(command);
         line.strip_prefix("err ").unwrap_or_else(|| panic!("{command} was not refused: {line}")).to_owned()
+    }
+
+    /// Stops the process. No thread of it runs any more once this has returned.
+    pub fn stop(&self) {
+        self.signal(Signal::STOP);
+        let process = Pid::from_child(&self.process);
+        let (_, status) = waitpid(Some(process), WaitOptions::UNTRACED).unwrap().unwrap();
+        assert!(status.stopped());
     }
 
     pub fn signal(&self, signal: Signal) {

@@ -197,7 +197,7 @@ fn a_staging_target_that_dies_fails_the_write() {
     a.ask("own ours");
     b.ask("own theirs");
     assert_eq!(a.ask("import theirs"), STAGED);
-    b.signal(rustix::process::Signal::STOP);
+    b.stop();
     a.send("write ours theirs 1");
     b.signal(rustix::process::Signal::KILL);
     let refusal = a.receive_refusal("write");

@@ -32,17 +32,21 @@ const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
 /// The number of runnable threads per core, at least 1. Everything is slower by this factor.
 ///
-/// Reads `/proc/loadavg`, whose fourth field counts the threads that run or want to run at this moment. Returns 1 if
-/// the system has no such file.
+/// Reads `/proc/loadavg`: the threads that run or want to run at this moment, or their average over the last minute if
+/// that is more. On a busy machine, a single look may meet the one moment at which others wait, and a setting that is
+/// stretched by it then has to do for the whole test. Returns 1 if the system has no such file.
 pub fn crowding() -> f64 {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let runnable = std::fs::read_to_string("/proc/loadavg").ok().and_then(|text| runnable(&text));
-    (runnable.unwrap_or(1) as f64 / cores as f64).max(1.0)
+    (runnable.unwrap_or(1.0) / cores as f64).max(1.0)
 }
 
-/// The fourth field of `/proc/loadavg`: `0.35 0.31 0.30 3/457 12345` says 3.
-fn runnable(loadavg: &str) -> Option<usize> {
-    loadavg.split_whitespace().nth(3)?.split('/').next()?.parse().ok()
+/// The first or the fourth field of `/proc/loadavg`, whichever is more: `0.35 0.31 0.30 3/457 12345` says 3.
+fn runnable(loadavg: &str) -> Option<f64> {
+    let mut fields = loadavg.split_whitespace();
+    let average: f64 = fields.next()?.parse().ok()?;
+    let now: f64 = fields.nth(2)?.split('/').next()?.parse().ok()?;
+    Some(average.max(now))
 }
 
 /// `span` of an idle machine, as wall time on this machine at this moment.
@@ -130,7 +134,8 @@ mod tests {
 
     #[test]
     fn loadavg_has_the_runnable_threads() {
-        assert_eq!(runnable("0.35 0.31 0.30 3/457 12345\n"), Some(3));
+        assert_eq!(runnable("0.35 0.31 0.30 3/457 12345\n"), Some(3.0));
+        assert_eq!(runnable("7.50 0.31 0.30 3/457 12345\n"), Some(7.5));
         assert_eq!(runnable("nonsense"), None);
         assert!(crowding() >= 1.0);
     }

@@ -110,7 +110,7 @@ mod tests {
                     got.push(frame.unwrap());
                 }
             }
-            a.flush(CLOSE_LIMIT).await;
+            a.flush(limit::HANG).await;
         };
         let (other, ()) = tokio::join!(read(&mut b), patient);
         assert_eq!(other, (long.clone(), Frame::Ready));

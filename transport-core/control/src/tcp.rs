@@ -193,7 +193,10 @@ mod tests {
         assert!(error.context().contains("in use"), "{error}");
         drop((acceptor, server));
         assert_eq!(client.recv().await.unwrap_err().kind(), ErrorKind::PeerDied);
-        let error = tcp.connect(&address).await.err().unwrap();
+        // A socket that does not listen has the port, so that no other program can listen there.
+        let socket = tokio::net::TcpSocket::new_v4().unwrap();
+        socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let error = tcp.connect(&socket.local_addr().unwrap().to_string()).await.err().unwrap();
         assert_eq!(error.kind(), ErrorKind::Unreachable);
         assert!(error.context().contains("is the other side listening?"), "{error}");
     }

@@ -1,6 +1,7 @@
 //! A thousand clients that connect and do nothing do not keep honest clients out.
 
 use std::net::TcpStream;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -10,6 +11,9 @@ use super::{builder, gets_through, served, token};
 use crate::FabricBuilder;
 
 const CROWD: usize = 1000;
+
+/// Held by the crowd that is there. Several at once could need more descriptors than the process may have.
+static ALONE: Mutex<()> = Mutex::new(());
 
 /// Raises the limit of open files for both ends of all connections. Returns false if the system does not allow it.
 fn descriptors() -> bool {
@@ -29,6 +33,7 @@ fn patient(builder: FabricBuilder) -> FabricBuilder {
 
 /// Checks that honest clients connect after `act` was done to every member of a crowd.
 fn survives(builder: impl Fn() -> FabricBuilder, act: impl Fn(&mut Raw)) {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     if !descriptors() {
         return println!("skipped: fewer than {} descriptors: raise `ulimit -Hn`", 3 * CROWD);
     }

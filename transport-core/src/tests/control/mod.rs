@@ -30,17 +30,23 @@ use crate::{ErrorKind, Fabric, FabricBuilder, Listener, Peer, Token, TransportCo
 
 const MS: Duration = Duration::from_millis(1);
 
-/// The peer timeout of the tests' fabrics. It is longer on a busy machine, where healthy peers are silent for longer.
+/// The peer timeout of [`hasty`] fabrics. It is longer on a busy machine, where healthy peers are silent for longer.
 /// It stays the same for the whole run, so that tests can say how long nothing may happen.
 fn peer_timeout() -> Duration {
     static TIMEOUT: OnceLock<Duration> = OnceLock::new();
     *TIMEOUT.get_or_init(|| limit::stretched(400 * MS).min(2000 * MS))
 }
 
-/// The settings of a fabric with short limits.
+/// The settings of a fabric. No peer is silent for longer than its peer timeout, whatever a busy machine delays: not a
+/// healthy one, and not a raw one, which sends no heartbeats.
 fn builder(label: &str) -> FabricBuilder {
     let transport = TransportConfig::new(label, Arc::new(null::Null::default()));
-    FabricBuilder::new().transport(transport).caller_driven().heartbeat(50 * MS).peer_timeout(peer_timeout())
+    FabricBuilder::new().transport(transport).caller_driven().heartbeat(50 * MS).peer_timeout(10 * HANG)
+}
+
+/// The settings of a fabric that soon takes silent peers for dead: for tests of silence alone.
+fn hasty(label: &str) -> FabricBuilder {
+    builder(label).peer_timeout(peer_timeout())
 }
 
 fn fabric() -> Fabric {
@@ -67,8 +73,13 @@ fn served(builder: FabricBuilder) -> (Fabric, Listener, String) {
 
 /// Two connected fabrics, each with its handle of the other.
 fn pair() -> ((Fabric, Peer), (Fabric, Peer)) {
-    let (server, listener, address) = listening();
-    let client = fabric();
+    pair_of(builder)
+}
+
+/// As [`pair`], with the settings of `of`.
+fn pair_of(of: fn(&str) -> FabricBuilder) -> ((Fabric, Peer), (Fabric, Peer)) {
+    let (server, listener, address) = served(of("null"));
+    let client = of("null").open().unwrap();
     let there = wait(client.connect(&address)).unwrap();
     let here = wait(listener.accept()).unwrap();
     ((client, there), (server, here))

@@ -27,6 +27,11 @@ pub(super) fn offers(peer_timeout: Duration, rail: &[u8]) -> Frame {
     }
 }
 
+/// A frame with its length, as it is sent.
+pub(super) fn framed(frame: &[u8]) -> Vec<u8> {
+    [&(frame.len() as u32).to_le_bytes()[..], frame].concat()
+}
+
 impl Raw {
     pub fn connect(address: &str) -> Self {
         Self::of(TcpStream::connect(address).unwrap())
@@ -43,8 +48,7 @@ impl Raw {
     }
 
     pub fn send_bytes(&mut self, frame: &[u8]) {
-        let bytes = [&(frame.len() as u32).to_le_bytes()[..], frame].concat();
-        self.0.write_all(&bytes).unwrap();
+        self.0.write_all(&framed(frame)).unwrap();
     }
 
     pub fn send(&mut self, frame: &Frame) {

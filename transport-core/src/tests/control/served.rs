@@ -26,7 +26,8 @@ async fn connected(client: &Fabric, server: &Fabric) -> (Listener, Peer, Peer) {
 #[test]
 fn goodbye_is_said_from_inside_as_well() {
     let runtime = runtime();
-    let (client, server) = (on(&runtime), on(&runtime));
+    let on = || hasty("null").control_on(runtime.handle().clone()).open().unwrap();
+    let (client, server) = (on(), on());
     runtime.block_on(async {
         let (_listener, there, here) = connected(&client, &server).await;
         // Both peers stay connected, and neither counts as dead.
@@ -46,7 +47,7 @@ fn goodbye_is_said_from_inside_as_well() {
 fn from_outside_it_is_bounded_and_said_later() {
     let runtime = runtime();
     // The other side's peer timeout is longer than `close` waits.
-    let (client, server) = (on(&runtime), builder("null").peer_timeout(100 * peer_timeout()).open().unwrap());
+    let (client, server) = (on(&runtime), fabric());
     let (_listener, there, here) = runtime.block_on(connected(&client, &server));
     client.close();
     assert_eq!(wait(there.closed()).kind(), ErrorKind::Closed);

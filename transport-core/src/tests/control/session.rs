@@ -2,19 +2,25 @@
 
 use std::io::Write;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
+use limit::{HANG, Limit};
 
-use super::raw::Raw;
-use super::{MS, builder, listening, pair, peer_timeout, served, wait};
+use super::raw::{Raw, framed};
+use super::{MS, builder, hasty, listening, pair, pair_of, peer_timeout, served, wait};
 use crate::control::frame::{Cause, Frame, MAX_NAME};
 use crate::control::{Acceptor, Bootstrap, Channel, TcpBootstrap};
-use crate::{Access, Error, ErrorKind, Fabric, Listener, Peer, Result};
+use crate::{Access, Error, ErrorKind, Fabric, FabricBuilder, Listener, Peer, Result};
 
 /// A fabric and a raw peer that have completed the handshake.
 pub(super) fn with_raw() -> ((Fabric, Listener), Peer, Raw) {
-    let (fabric, listener, address) = listening();
+    raw_to(builder("null"))
+}
+
+/// As [`with_raw`], with other settings of the fabric.
+fn raw_to(builder: FabricBuilder) -> ((Fabric, Listener), Peer, Raw) {
+    let (fabric, listener, address) = served(builder);
     let mut raw = Raw::connect(&address);
     raw.shake_hands();
     let peer = wait(listener.accept()).unwrap();
@@ -41,7 +47,7 @@ fn names_are_looked_up() {
 
 #[test]
 fn quiet_connections_live() {
-    let ((_client, there), (_server, here)) = pair();
+    let ((_client, there), (_server, here)) = pair_of(hasty);
     std::thread::sleep(3 * peer_timeout());
     assert!(there.is_alive() && here.is_alive());
 }
@@ -100,14 +106,29 @@ fn silence_is_death_and_the_silent_one_is_told() {
 
 #[test]
 fn anything_received_is_life() {
-    let (_fabric, peer, mut raw) = with_raw();
-    for _ in 0..10 {
-        std::thread::sleep(peer_timeout() / 4);
-        raw.send(&Frame::Revoked { incarnation: 77, region: 1 });
-    }
-    assert!(peer.is_alive());
-    raw.send(&Frame::Goodbye);
-    let error = wait(peer.closed());
+    let frame = framed(&Frame::Revoked { incarnation: 77, region: 1 }.encode().unwrap());
+    let goodbye = framed(&Frame::Goodbye.encode().unwrap());
+    // A busy machine may keep this thread off its core for so long that the peer was silent indeed: then once more.
+    let (was_alive, error) = Limit::of(HANG)
+        .ask(|| {
+            // The time of the last frame, before it was sent, and the longest silence after it.
+            let (mut last, mut silence) = (Instant::now(), Duration::ZERO);
+            let (_fabric, peer, mut raw) = raw_to(hasty("null"));
+            for _ in 0..10 {
+                std::thread::sleep(peer_timeout() / 4);
+                let now = Instant::now();
+                // It fails only if the fabric has closed the connection.
+                let _ = raw.0.write_all(&frame);
+                silence = silence.max(last.elapsed());
+                last = now;
+            }
+            let was_alive = peer.is_alive();
+            let _ = raw.0.write_all(&goodbye);
+            let error = wait(peer.closed());
+            (silence.max(last.elapsed()) < peer_timeout()).then_some((was_alive, error))
+        })
+        .expect("a peer that is never silent");
+    assert!(was_alive);
     assert_eq!((error.kind(), error.context()), (ErrorKind::Closed, "peer closed the connection"));
 }
 
@@ -204,8 +225,8 @@ impl Bootstrap for Blocking {
 
 #[test]
 fn a_starved_control_thread_does_not_take_its_peer_for_dead() {
-    let starved = builder("null").bootstrap(Arc::new(Blocking(TcpBootstrap::default()))).open().unwrap();
-    let patient = builder("null").peer_timeout(100 * peer_timeout()).open().unwrap();
+    let starved = hasty("null").bootstrap(Arc::new(Blocking(TcpBootstrap::default()))).open().unwrap();
+    let patient = builder("null").open().unwrap();
     let listener = wait(patient.listen("0")).unwrap();
     let peer = wait(starved.connect(&listener.local_addr())).unwrap();
     let here = wait(listener.accept()).unwrap();

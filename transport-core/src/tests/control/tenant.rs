@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::raw::Raw;
-use super::{builder, gets_through, peer_timeout, served, token, wait};
+use super::{builder, gets_through, hasty, peer_timeout, served, token, wait};
 use crate::control::frame::Frame;
 use crate::control::handshake::limits::HANDSHAKES;
 use crate::{Access, ErrorKind, Fabric, Listener, Peer};
@@ -91,8 +91,9 @@ fn what_is_refused() {
 
 #[test]
 fn a_tenant_ends_alone_and_all_end_with_the_parent() {
-    let (parent, listener, address) = landlord();
+    let (parent, listener, address) = served(hasty("null").token(token("landlord")));
     let (a, b) = (parent.tenant("a", token("a")).unwrap(), parent.tenant("b", token("b")).unwrap());
+    let client = |name: &str| hasty("null").token(token(name)).open().unwrap();
     let (of_a, of_b, of_parent) = (client("a"), client("b"), client("landlord"));
     let (to_a, from_a) = gets_through(&of_a, &listener);
     let (to_b, from_b) = gets_through(&of_b, &listener);

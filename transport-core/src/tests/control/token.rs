@@ -1,8 +1,9 @@
 //! Tokens: a peer with the same token is admitted; any other peer learns nothing.
 
+use std::io::Write;
 use std::net::TcpListener;
 
-use super::raw::{Raw, offers};
+use super::raw::{Raw, framed, offers};
 use super::{builder, fabric, gets_through, listening, served, token, wait};
 use crate::control::frame::{Cause, Frame};
 use crate::control::handshake::hello::Hello;
@@ -75,7 +76,9 @@ fn strangers_see_a_hello_and_a_refusal_and_nothing_else() {
     ];
     for (at, talk) in talks.iter().enumerate() {
         let mut raw = Raw::connect(&address);
-        talk.iter().for_each(|bytes| raw.send_bytes(bytes));
+        // In one piece: the server may refuse the first frame, and close the connection, before the others are sent.
+        let all: Vec<u8> = talk.iter().flat_map(|bytes| framed(bytes)).collect();
+        raw.0.write_all(&all).unwrap();
         let hello = raw.recv_bytes().unwrap();
         assert_eq!((hello.len(), Hello::decode(&hello).unwrap().token), (12 + 32 + 1, true));
         let refusal = raw.recv_bytes().unwrap_or_else(|| panic!("no refusal after talk {at}"));
