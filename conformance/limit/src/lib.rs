@@ -9,13 +9,18 @@
 //!   a limit of 20 s takes about 160 s.
 //!
 //! [`Woken`] is a waker that counts how often a future's waker is woken. [`lines`] makes a channel of a child process's output, for [`Limit::receive`].
+//! `own_address` is where a test may listen that gives its port up and takes it again.
 
+#[cfg(target_os = "linux")]
+mod own_address;
 mod woken;
 
 use std::io::{BufRead, BufReader, Read};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
+#[cfg(target_os = "linux")]
+pub use own_address::own_address;
 pub use woken::{Woken, poll};
 
 /// The limit of a wait that the library under test counts, in wall time.
@@ -45,11 +50,19 @@ fn runnable(loadavg: &str) -> Option<usize> {
     loadavg.split_whitespace().nth(3)?.split('/').next()?.parse().ok()
 }
 
-/// `span` of an idle machine, as wall time on this machine at this moment.
+/// `span` of an idle machine, as wall time on this machine.
 ///
-/// For settings that take one number, such as the peer timeout of a fabric under test.
+/// For settings that take one number, such as the peer timeout of a fabric under test. How busy the machine is at this
+/// moment says little about all of a span, so the last minute counts, too.
 pub fn stretched(span: Duration) -> Duration {
-    span.mul_f64(crowding())
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let average = std::fs::read_to_string("/proc/loadavg").ok().and_then(|text| average(&text));
+    span.mul_f64(crowding().max(average.unwrap_or(1.0) / cores as f64))
+}
+
+/// The first field of `/proc/loadavg`, the mean of the last minute.
+fn average(loadavg: &str) -> Option<f64> {
+    loadavg.split_whitespace().next()?.parse().ok().filter(|average: &f64| average.is_finite())
 }
 
 /// A limit that is used up while a test waits, slower where the machine is busy.
@@ -132,6 +145,8 @@ mod tests {
     fn loadavg_has_the_runnable_threads() {
         assert_eq!(runnable("0.35 0.31 0.30 3/457 12345\n"), Some(3));
         assert_eq!(runnable("nonsense"), None);
+        assert_eq!(average("0.35 0.31 0.30 3/457 12345\n"), Some(0.35));
+        assert_eq!(average("nonsense"), None);
         assert!(crowding() >= 1.0);
     }
 
