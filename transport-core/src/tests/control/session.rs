@@ -144,7 +144,8 @@ fn a_peer_that_asks_and_never_reads_is_dropped() {
 
 #[test]
 fn an_impatient_peer_hears_more_heartbeats() {
-    let (_fabric, listener, address) = listening();
+    // Patient with this side, which sends no heartbeats.
+    let (_fabric, listener, address) = served(builder("null").peer_timeout(limit::HANG));
     let mut raw = Raw::connect(&address);
     raw.1 = 60 * MS;
     raw.hello();
