@@ -12,6 +12,7 @@
 """
 
 import json
+import os
 import pathlib
 import re
 import socket
@@ -44,11 +45,14 @@ sys.stdin.readline()
 """
 
 
-def free_address():
-    """An address on which nobody listens."""
+def free_address(number):
+    """An address on which nobody listens until it is used: the host is of this process and this number alone."""
+    # Every address that begins with 127 is this machine's. Of 127.0.0.1, another program might get the port meanwhile.
+    high, low = os.getpid() >> 8 & 255, os.getpid() & 255
+    host = f"127.{high}.{low}.{number}"
     with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{listener.getsockname()[1]}"
+        listener.bind((host, 0))
+        return f"{host}:{listener.getsockname()[1]}"
 
 
 def ask(address, path, **query):
@@ -173,7 +177,7 @@ def check_rules(address):
 
 def main():
     prometheus, promtool, multirail, *python = sys.argv[1:]
-    target, of_python, address = free_address(), free_address(), free_address()
+    target, of_python, address = (free_address(number) for number in (1, 2, 3))
     with tempfile.TemporaryDirectory() as folder:
         config = pathlib.Path(folder) / "prometheus.yml"
         rules = (DEPLOY / "prometheus/alerts.yml").resolve()
