@@ -4,8 +4,8 @@
     metrics_scrape.py PROMETHEUS PROMTOOL MULTIRAIL [PYTHON]
 
 - `promtool check metrics` accepts a page.
-- The bytes that Prometheus has of each rail are those that bench prints, within 1 %. Bench cannot print them, and so does
-  not end, until Prometheus has the final counts, however late it scrapes.
+- The bytes that Prometheus has of each rail are those that bench prints, within 1 %. Bench cannot print them, and so
+  does not end, until Prometheus has the final counts, however late it scrapes.
 - Each metric that the dashboard, the rules or docs/observability.md name is scraped, and each that is scraped is in the
   docs. The dashboard's and the rules' expressions evaluate; the dashboard's have a result.
 - PYTHON is an interpreter that has the package `multirail`: Prometheus has the bytes that a process of it counts.
@@ -246,7 +246,8 @@ def main():
                 rows = [json.loads(line) for line in said if line.strip()]
             bench.communicate(timeout=LIMIT)
             assert bench.returncode == 0, bench.returncode
-            assert ask(address, "query", query="max_over_time((multirail_peers == 1)[5m:1s])")["result"], "no peer was seen"
+            seen = ask(address, "query", query="max_over_time((multirail_peers == 1)[5m:1s])")["result"]
+            assert seen, "Prometheus has seen no peer"
             check_bytes(rows, address)
             check_names(address)
             check_dashboard(address, moved_at)

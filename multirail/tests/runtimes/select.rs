@@ -187,7 +187,8 @@ fn without_waiting_late_bytes_land() {
             pair.dst.fill(5)?;
             pair.peer.drain()?.await?;
             // On a busy machine the bytes may land before this thread has filled the page, or meanwhile: then they do
-            // not cover it, and the round shows nothing: others follow until one does. No byte comes from elsewhere, so each is of one of the two.
+            // not cover it, and the round shows nothing. Others follow until one does. No byte comes from elsewhere, so
+            // each is of one of the two.
             let (not_posted, not_filled) = (differing(&pair.dst.region, 1), pair.dst.wrong_bytes());
             assert!(not_posted + not_filled <= PAGE, "bytes that nobody wrote");
             hit += u32::from(not_posted == 0);
