@@ -4,14 +4,16 @@
     metrics_scrape.py PROMETHEUS PROMTOOL MULTIRAIL [PYTHON]
 
 - `promtool check metrics` accepts a page.
-- The bytes that Prometheus has of each rail are those that bench prints, within 1 %. The last thing that bench does is to
-  compare memory that no longer changes, so that Prometheus sees the final counts before the process ends.
+- The bytes that Prometheus has of each rail are those that bench prints, within 1 %. Bench cannot print them, and so
+  does not end, until Prometheus has the final counts, however late it scrapes.
 - Each metric that the dashboard, the rules or docs/observability.md name is scraped, and each that is scraped is in the
   docs. The dashboard's and the rules' expressions evaluate; the dashboard's have a result.
 - PYTHON is an interpreter that has the package `multirail`: Prometheus has the bytes that a process of it counts.
 """
 
+import contextlib
 import json
+import os
 import pathlib
 import re
 import socket
@@ -44,11 +46,14 @@ sys.stdin.readline()
 """
 
 
-def free_address():
-    """An address on which nobody listens."""
+def free_address(number):
+    """An address on which nobody listens until it is used: the host is of this process and this number alone."""
+    # Every address that begins with 127 is this machine's. Of 127.0.0.1, another program might get the port meanwhile.
+    high, low = os.getpid() >> 8 & 255, os.getpid() & 255
+    host = f"127.{high}.{low}.{number}"
     with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{listener.getsockname()[1]}"
+        listener.bind((host, 0))
+        return f"{host}:{listener.getsockname()[1]}"
 
 
 def ask(address, path, **query):
@@ -79,6 +84,42 @@ def answers(address, path):
             return answer.read().decode()
     except OSError:
         return None
+
+
+def full_pipe():
+    """A pipe into which nothing more goes until it is read."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writer, b"\n" * 4096)
+    os.set_blocking(writer, True)
+    return reader, writer
+
+
+def counted_bytes(target):
+    """The bytes of each device as a process counts them."""
+    total = {}
+    sample = re.compile(r'^multirail_rail_(?:direct_)?bytes_total\{.*device="([^"]*)".*\} (\d+)$', re.MULTILINE)
+    for device, count in sample.findall(answers(target, "/metrics") or ""):
+        total[device] = total.get(device, 0) + int(count)
+    return total
+
+
+def at_rest(target):
+    """The bytes of each device once a process moves no more, and when it was last seen to move some."""
+    last = time.time()
+
+    def same_for_a_second():
+        nonlocal last
+        before = counted_bytes(target)
+        time.sleep(1)
+        if counted_bytes(target) == before:
+            return before
+        last = time.time()
+        return None
+
+    return until("the end of the transfer", same_for_a_second), last
 
 
 def expressions(dashboard):
@@ -173,7 +214,7 @@ def check_rules(address):
 
 def main():
     prometheus, promtool, multirail, *python = sys.argv[1:]
-    target, of_python, address = free_address(), free_address(), free_address()
+    target, of_python, address = (free_address(number) for number in (1, 2, 3))
     with tempfile.TemporaryDirectory() as folder:
         config = pathlib.Path(folder) / "prometheus.yml"
         rules = (DEPLOY / "prometheus/alerts.yml").resolve()
@@ -191,18 +232,25 @@ def main():
         bench = None
         try:
             until("Prometheus", lambda: answers(address, "/-/ready"))
-            # To compare 256 MiB at the end takes several scrapes.
             options = ["--pages", "4096", "--duration", "5s", "--no-limit", "--json"]
-            bench = subprocess.Popen([multirail, "bench", "--metrics", target, "--metrics-peers", "4", *options], stdout=subprocess.PIPE)
+            reader, writer = full_pipe()
+            command = [multirail, "bench", "-v", "--metrics", target, "--metrics-peers", "4", *options]
+            bench = subprocess.Popen(command, stdout=writer, stderr=subprocess.PIPE, text=True)
+            os.close(writer)
             page = until("the metrics of bench", lambda: answers(target, "/metrics"))
             subprocess.run([promtool, "check", "metrics"], input=page, text=True, check=True)
-            rows = [json.loads(line) for line in bench.communicate(timeout=300)[0].splitlines()]
+            assert any("measuring" in line for line in bench.stderr), "bench has ended before it measured"
+            counted, moved_at = at_rest(target)
+            until("the last bytes of bench", lambda: scraped_bytes(address, "multirail") == counted)
+            with open(reader, encoding="utf-8") as said:
+                rows = [json.loads(line) for line in said if line.strip()]
+            bench.communicate(timeout=LIMIT)
             assert bench.returncode == 0, bench.returncode
-            at = ask(address, "query", query="max(max_over_time(timestamp(multirail_peers == 1)[5m:1s]))")["result"]
-            assert at, "Prometheus has seen no peer"
+            seen = ask(address, "query", query="max_over_time((multirail_peers == 1)[5m:1s])")["result"]
+            assert seen, "Prometheus has seen no peer"
             check_bytes(rows, address)
             check_names(address)
-            check_dashboard(address, float(at[0]["value"][1]) - 1)
+            check_dashboard(address, moved_at)
             check_rules(address)
             if python:
                 check_python(python[0], of_python, address)

@@ -224,7 +224,7 @@ impl EfaEndpoint {
                 // The card may still have what was posted behind the last request.
                 let left =
                     |last: &LastRequest| last.posted.min(self.outstanding[last.peer.0 as usize]) as usize;
-                let never_end = failed.map(left).sum();
+                let never_end: usize = failed.map(left).sum();
                 retiring.endpoint.posted.requests > never_end
                     && self.aborted.iter().all(|(_, until)| *until > now)
             }

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use multirail::P2pAllocator;
 use multirail::{
-    Access, Catalogue, Fabric, FabricBuilder, LocalList, Notifications, OnPeerClosed, Pages, Peer, PeerHandle, ReconnectPolicy,
-    Region, RemoteList, RemoteRegion, Result, TraceContext, WriteOptions,
+    Access, Catalogue, Fabric, FabricBuilder, LocalList, Notifications, OnPeerClosed, Pages, Peer,
+    PeerHandle, ReconnectPolicy, Region, RemoteList, RemoteRegion, Result, TraceContext, WriteOptions,
 };
 
 #[rustfmt::skip]
@@ -209,10 +209,19 @@ fn each_rust_block_of_the_docs_is_compiled_here() {
     let mut count = 0;
     for path in pages(&docs) {
         let page = std::fs::read_to_string(&path).unwrap();
-        assert_eq!(page.matches("```rust").count(), blocks(&page).len(), "{}: begin blocks with ```rust", path.display());
+        assert_eq!(
+            page.matches("```rust").count(),
+            blocks(&page).len(),
+            "{}: begin blocks with ```rust",
+            path.display()
+        );
         for block in blocks(&page) {
             let is_here = include_str!("docs_blocks.rs").contains(block.trim_end());
-            assert!(is_here, "{}: copy this block to a function of cli/tests/docs_blocks.rs:\n{block}", path.display());
+            assert!(
+                is_here,
+                "{}: copy this block to a function of cli/tests/docs_blocks.rs:\n{block}",
+                path.display()
+            );
             count += 1;
         }
     }

@@ -91,28 +91,35 @@ fn a_stall_names_the_operations_that_wait_for_a_stopped_peer() {
 fn a_signal_prints_a_dump_and_the_bench_goes_on() {
     let directory = TempDir::new().expect("a directory");
     let recording = path(&directory, "recording");
-    let load = ["--duration", "3s", "--pages", "32", "--json", "-v", "--dump", &recording];
-    let mut bench = RunningCommand::start(&[&["bench"], &load[..]].concat());
-    bench.await_error("measuring");
-    bench.signal(Signal::USR1);
-    bench.await_error("dump of ");
-    bench.await_error("transport loopback");
-    bench.await_error("rail 0 (lo0): ");
-    let peer = bench.await_error("last heard ");
+    let bench = |duration| {
+        let load = ["--duration", duration, "--pages", "32", "--json", "-v", "--dump", &recording];
+        let bench = RunningCommand::start(&[&["bench"], &load[..]].concat());
+        bench.await_error("measuring");
+        bench.signal(Signal::USR1);
+        bench.await_error("dump of ");
+        bench
+    };
+    let endless = bench("10min");
+    endless.await_error("transport loopback");
+    endless.await_error("rail 0 (lo0): ");
+    let peer = endless.await_error("last heard ");
     assert!(peer.contains("127.0.0.1:"), "{peer}");
-    assert!(bench.await_error("records of transport loopback").contains("last "));
+    assert!(endless.await_error("records of transport loopback").contains("last "));
     // Repeats until the dump has an operation.
     let begun = "started: write_pages of 2097152 bytes";
     eventually(LIMIT, "an operation is recorded", || {
-        bench.signal(Signal::USR1);
-        bench.await_error("records of transport loopback");
+        endless.signal(Signal::USR1);
+        endless.await_error("records of transport loopback");
         run(&["trace", &recording]).1.contains(begun).then_some(())
     });
+    let timeline = traced(&directory, &recording);
+    assert!(timeline.contains(begun), "{timeline}");
+    drop(endless);
+
+    let mut bench = bench("2s");
     let row: serde_json::Value = serde_json::from_str(&bench.line()).expect("a row");
     assert_eq!(row["verified"], true, "{row}");
     bench.succeeds();
-    let timeline = traced(&directory, &recording);
-    assert!(timeline.contains(begun), "{timeline}");
 }
 
 #[test]

@@ -21,7 +21,8 @@ fn text(path: &Path) -> &str {
     path.to_str().expect("UTF-8 path")
 }
 
-/// A server at `address`, which listens when it is returned, and its address.
+/// A server at `address`, which listens when it is returned, and its address. Its first address is no other program's,
+/// so that the next server can have it.
 fn serve(into: &TempDir, address: &str, options: &[&str]) -> (RunningCommand, String) {
     let arguments =
         [&["serve", "--into", text(into.path()), "--listen", address, "--json"], options].concat();
@@ -33,7 +34,7 @@ fn serve(into: &TempDir, address: &str, options: &[&str]) -> (RunningCommand, St
 /// Starts to send, and waits until `bytes` are outstanding or sent.
 fn begin(path: &Path, address: &str, reconnect: &str, bytes: u64) -> RunningCommand {
     let arguments = ["send", text(path), "--to", address, "--json", "--progress", "--resume", reconnect];
-    let sender = RunningCommand::start(&arguments);
+    let sender = RunningCommand::start_paced(&arguments);
     wait_for_bytes(&sender, bytes);
     sender
 }
@@ -51,12 +52,12 @@ fn a_server_that_moved_is_found_again() {
     let fleet = TempDir::new().unwrap();
     let url = format!("file://{}/fleet", text(fleet.path()));
     let named = ["--directory", &url, "--name", "store"];
-    let (server, address) = serve(&into, "127.0.0.1:0", &named);
+    let (server, address) = serve(&into, &limit::own_address(), &named);
     let arguments =
         ["send", text(&tree), "--to", "store", "--directory", &url, "--json", "--progress", "--resume"];
     let joined = || run(&["peers", "--directory", &url, "--json"]).1.contains("store").then_some(());
     process::eventually(LIMIT, "the server joins", joined);
-    let mut sender = RunningCommand::start(&[&arguments[..], &["--reconnect=10min"]].concat());
+    let mut sender = RunningCommand::start_paced(&[&arguments[..], &["--reconnect=10min"]].concat());
     wait_for_bytes(&sender, 8 << 20);
     end(server, Signal::KILL);
     sender.await_error(WAITS);
@@ -90,7 +91,7 @@ fn a_killed_server_is_found_again() {
     for (files, data, middle) in [(3000, 8 << 20, 3 << 20), (200, 48 << 20, 24 << 20)] {
         let (from, into) = (TempDir::new().unwrap(), TempDir::new().unwrap());
         let tree = tree::build(from.path(), files, data);
-        let (server, address) = serve(&into, "127.0.0.1:0", &[]);
+        let (server, address) = serve(&into, &limit::own_address(), &[]);
         let mut sender = begin(&tree, &address, "--reconnect=10min", middle);
         end(server, Signal::KILL);
         sender.await_error(WAITS);
@@ -116,7 +117,7 @@ fn at_once_and_again() {
     let (from, into) = (TempDir::new().unwrap(), TempDir::new().unwrap());
     let path = from.path().join("large");
     tree::random(&path, 96 << 20);
-    let (mut server, address) = serve(&into, "127.0.0.1:0", &[]);
+    let (mut server, address) = serve(&into, &limit::own_address(), &[]);
     let mut sender = begin(&path, &address, "--reconnect", 16 << 20);
     for (signal, middle) in [(Signal::KILL, 40), (Signal::TERM, 64), (Signal::KILL, 90)] {
         end(server, signal);
@@ -138,7 +139,7 @@ fn a_server_that_never_comes_back() {
     let (from, into) = (TempDir::new().unwrap(), TempDir::new().unwrap());
     let path = from.path().join("large");
     tree::random(&path, 64 << 20);
-    let (server, address) = serve(&into, "127.0.0.1:0", &[]);
+    let (server, address) = serve(&into, &limit::own_address(), &[]);
     let mut sender = begin(&path, &address, "--reconnect=400ms", 16 << 20);
     end(server, Signal::KILL);
     let (status, said) = sender.end_within(LIMIT);
@@ -148,7 +149,7 @@ fn a_server_that_never_comes_back() {
     assert!(gives_up.contains("was not back within 0.4 s"), "{gives_up}");
     assert!(gives_up.contains("restart the server, then send again with --resume"), "{gives_up}");
     // The usual way still works.
-    let (_server, address) = serve(&into, "127.0.0.1:0", &[]);
+    let (_server, address) = serve(&into, &limit::own_address(), &[]);
     let (done, _, said) = run(&["send", text(&path), "--to", &address, "--resume"]);
     assert!(done, "{said}");
     assert!(std::fs::read(into.path().join("large")).unwrap() == std::fs::read(&path).unwrap());
@@ -160,7 +161,7 @@ fn a_server_that_refuses_is_not_asked_again() {
     let (from, into) = (TempDir::new().unwrap(), TempDir::new().unwrap());
     let path = from.path().join("large");
     tree::random(&path, 64 << 20);
-    let (server, address) = serve(&into, "127.0.0.1:0", &[]);
+    let (server, address) = serve(&into, &limit::own_address(), &[]);
     let mut sender = begin(&path, &address, "--reconnect=10min", 16 << 20);
     end(server, Signal::KILL);
     sender.await_error(WAITS);

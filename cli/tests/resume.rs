@@ -28,7 +28,7 @@ fn server(into: &TempDir) -> (RunningCommand, String) {
 
 /// Starts to send, and waits until `bytes` are outstanding or sent.
 fn begin(path: &Path, address: &str, bytes: u64) -> RunningCommand {
-    let sender = RunningCommand::start(&["send", text(path), "--to", address, "--json", "--progress"]);
+    let sender = RunningCommand::start_paced(&["send", text(path), "--to", address, "--json", "--progress"]);
     while sender.json()["progress_bytes"].as_u64().expect("progress") < bytes {}
     sender
 }
@@ -79,7 +79,7 @@ fn after_the_sender_is_killed() {
 fn at_once_after_the_sender_is_killed() {
     for round in 0..3 {
         let (from, into) = (TempDir::new().unwrap(), TempDir::new().unwrap());
-        let tree = tree::build(from.path(), 300, 8 << 20);
+        let tree = tree::build(from.path(), 300, 24 << 20);
         let (_server, address) = server(&into);
         let middle = (1 + 3 * round) << 20;
         let mut sender = begin(&tree, &address, middle);

@@ -22,7 +22,8 @@ fn bench(folder: &tempfile::TempDir) -> (RunningCommand, String) {
         "--no-limit",
     ];
     let bench = RunningCommand::start(&[&load[..], &["--admin", &path]].concat());
-    eventually(LIMIT, "the socket", || std::path::Path::new(&path).exists().then_some(()));
+    // The file is there before anybody listens.
+    eventually(LIMIT, "the socket", || UnixStream::connect(&path).ok());
     (bench, path)
 }
 

@@ -42,7 +42,7 @@ async fn accept(listener: Listener) {
 /// Two handles of a peer that closes. One gives up before the peer is back.
 async fn lose_and_find(runtime: &Runtime) {
     let (fabric, server) = (open(runtime), open(runtime));
-    let listener = server.listen("127.0.0.1:0").await.unwrap();
+    let listener = server.listen(&limit::own_address()).await.unwrap();
     let address = listener.local_addr();
     let policy = ReconnectPolicy::within(limit::HANG).first_delay(Duration::from_millis(5));
     let [patient, brief] = [policy, ReconnectPolicy::attempts(1).first_delay(Duration::from_millis(1))]

@@ -215,7 +215,7 @@ GATHER = """
         gathered = asyncio.gather(first, second, return_exceptions=RETURN)
         await asyncio.sleep(0)
         CANCEL
-        done, waiting = await asyncio.wait({gathered}, timeout=3)
+        done, waiting = await asyncio.wait({gathered}, timeout=20)
         assert done, "gather hangs"
         try:
             results = gathered.result()

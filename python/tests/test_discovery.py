@@ -13,6 +13,8 @@ import pytest
 from multirail.discovery import Event, Member, StoreDirectory
 
 LIMIT = 60.0
+LEASE = 3.0
+"""Seconds: long enough for a busy machine, where a member may come late to renew it."""
 
 
 class FakeStore:
@@ -75,12 +77,12 @@ def test_members_join_and_leave(store: Any) -> None:
     assert directory.members() == {}
     events = directory.watch(0.05)
     assert told(events) == "synced"
-    membership = directory.join("a", ["10.0.0.7:7411"], attributes={"role": "x"}, lease=1.0)
+    membership = directory.join("a", ["10.0.0.7:7411"], attributes={"role": "x"}, lease=LEASE)
     assert told(events) == "joined a"
     found = StoreDirectory(store).lookup("a")
     assert found == membership.member and found.addresses == ("10.0.0.7:7411",)
     # For longer than the lease.
-    time.sleep(2.5)
+    time.sleep(1.5 * LEASE)
     with directory.join("b", ["h:1"]):
         assert told(events) == "joined b"
     assert told(events) == "left b"
@@ -90,10 +92,10 @@ def test_members_join_and_leave(store: Any) -> None:
 
 def test_a_lease_ends_and_a_restart_takes_the_slot(store: Any) -> None:
     directory = StoreDirectory(store)
-    first = directory.join("a", ["h:1"], lease=1.0)
+    first = directory.join("a", ["h:1"], lease=LEASE)
     events = directory.watch(0.05)
     assert [told(events), told(events)] == ["joined a", "synced"]
-    second = StoreDirectory(store).join("a", ["h:2"], lease=1.0)
+    second = StoreDirectory(store).join("a", ["h:2"], lease=LEASE)
     assert told(events) == "changed a"
     first._thread.join(LIMIT)
     assert first.is_replaced and not second.is_replaced
@@ -112,15 +114,15 @@ def test_an_outage_changes_no_member() -> None:
     store = FakeStore()
     directory = StoreDirectory(store)
     events = directory.watch(0.05)
-    with directory.join("a", ["h:1"], lease=1.0):
+    with directory.join("a", ["h:1"], lease=LEASE):
         assert [told(events), told(events)] == ["joined a", "synced"]
         store.is_down = True
         assert told(events) == "outage"
-        time.sleep(1.5)
+        time.sleep(1.5 * LEASE)
         store.is_down = False
         assert told(events) == "synced"
         # It has renewed its lease since, and never left.
-        time.sleep(1.5)
+        time.sleep(1.5 * LEASE)
         assert directory.lookup("a") is not None
     # Within the time that members have after an outage.
     assert told(events) == "left a"

@@ -49,7 +49,7 @@ def test_a_connect_runs_whether_or_not_anybody_waits_for_it(pair: Pair) -> None:
     listener = pair.b.listen().wait(LIMIT)
     accept = listener.accept()
     connect = pair.a.connect(listener.address)
-    assert accept.wait(3).is_alive
+    assert accept.wait(LIMIT).is_alive
     assert connect.wait(LIMIT).is_alive
 
 

@@ -57,7 +57,7 @@ def test_two_processes() -> None:
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_peer_that_dies_ends_all_operations(how: signal.Signals) -> None:
     with (
-        multirail.Fabric("loopback", heartbeat=0.1, peer_timeout=1.0) as fabric,
+        multirail.Fabric("loopback", heartbeat=0.1, peer_timeout=3.0) as fabric,
         child(SERVER) as server,
     ):
         peer = fabric.connect(line_of(server)).wait(LIMIT)
@@ -310,10 +310,10 @@ def test_ctrl_c_interrupts_a_wait() -> None:
         with multirail.Fabric("loopback") as a:
             there, here = a.connect_local(a)
             operation = here.imm(1).expect(1)
-            print("ready", flush=True)
             for limit in (None, 20):
-                start = time.monotonic()
                 try:
+                    print("ready", flush=True)
+                    start = time.monotonic()
                     operation.wait(limit)
                 except KeyboardInterrupt:
                     print("interrupted", flush=True)
@@ -322,9 +322,10 @@ def test_ctrl_c_interrupts_a_wait() -> None:
             print(operation.wait(20), flush=True)
     """
     with child(program) as process:
-        assert line_of(process) == "ready"
         for _ in range(2):
-            time.sleep(0.2)  # The program says that it is ready just before it waits.
+            assert line_of(process) == "ready"
+            # The program says so just before it waits. A signal that comes earlier still falls into the same block.
+            time.sleep(0.2)
             process.send_signal(signal.SIGINT)
             assert line_of(process) == "interrupted"
         assert line_of(process) == "None"

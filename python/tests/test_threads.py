@@ -173,7 +173,7 @@ def test_threads_share_a_list() -> None:
                 appended += len(pieces) > 0
             assert len(pieces) == 400_000 + appended
     """
-    check_clean(run_python(program, limit=8))
+    check_clean(run_python(program))
 
 
 def test_the_pages_of_an_array_that_changes_are_checked(pair: Pair) -> None:

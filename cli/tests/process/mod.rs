@@ -1,8 +1,12 @@
 //! Processes of the command under test. Every wait has a limit, and no process is left behind.
 #![allow(dead_code)]
 
+use std::io::{BufRead, BufReader};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::mpsc::Receiver;
+use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use limit::{Limit, lines};
@@ -16,7 +20,44 @@ pub struct RunningCommand {
     child: Child,
     stdout: Receiver<String>,
     stderr: Receiver<String>,
+    pace: Arc<Pace>,
 }
+
+/// How many lines of stdout may be read. A process that is ahead of its reader waits in its next line.
+#[derive(Default)]
+struct Pace {
+    /// `None` if all may be read.
+    lines: Mutex<Option<u32>>,
+    changed: Condvar,
+}
+
+impl Pace {
+    /// Waits until the next line may be read.
+    fn pass(&self) {
+        let lines = self.lines.lock().expect("no holder panics");
+        let mut lines = self.changed.wait_while(lines, |lines| *lines == Some(0)).expect("no holder panics");
+        if let Some(lines) = &mut *lines {
+            *lines -= 1;
+        }
+    }
+
+    /// Lets at least so many lines be read.
+    fn allow(&self, least: u32) {
+        if let Some(lines) = &mut *self.lines.lock().expect("no holder panics") {
+            *lines = least.max(*lines);
+        }
+        self.changed.notify_all();
+    }
+
+    fn end(&self) {
+        *self.lines.lock().expect("no holder panics") = None;
+        self.changed.notify_all();
+    }
+}
+
+/// The lines that a sender may print while a test waits for its words on stderr: more than it has windows, so that it
+/// comes to the wait in which it notices the end of its server.
+const LINES_OF_A_WAIT: u32 = 16;
 
 /// A command line of `multirail` without environment variables that change it.
 pub fn multirail(arguments: &[&str]) -> Command {
@@ -83,7 +124,37 @@ impl RunningCommand {
             command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("start multirail");
         let stdout = lines(child.stdout.take().expect("piped"));
         let stderr = lines(child.stderr.take().expect("piped"));
-        Self { child, stdout, stderr }
+        Self { child, stdout, stderr, pace: Arc::default() }
+    }
+
+    /// Starts `multirail`, which prints no more than some ten lines to stdout that the test has not asked for. Then it
+    /// waits, so that a test that is held up still finds it at work. It goes on while the test waits for its end.
+    pub fn start_paced(arguments: &[&str]) -> Self {
+        let (ours, theirs) = UnixStream::pair().expect("two sockets");
+        // Room for a few lines: the kernel makes it as much as it needs at least.
+        rustix::net::sockopt::set_socket_send_buffer_size(&theirs, 1).expect("a small buffer");
+        let mut command = multirail(arguments);
+        let mut child = command
+            .stdout(Stdio::from(OwnedFd::from(theirs)))
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("start multirail");
+        // The command holds the other end of the socket, too.
+        drop(command);
+        let stderr = lines(child.stderr.take().expect("piped"));
+        let pace = Arc::new(Pace { lines: Mutex::new(Some(0)), changed: Condvar::new() });
+        let (sender, stdout) = channel();
+        let reader = Arc::clone(&pace);
+        std::thread::spawn(move || {
+            // A small buffer: what is in it, the process has printed.
+            let mut lines = BufReader::with_capacity(64, ours).lines();
+            loop {
+                reader.pass();
+                let Some(Ok(line)) = lines.next() else { return };
+                let _ = sender.send(line);
+            }
+        });
+        Self { child, stdout, stderr, pace }
     }
 
     /// Starts a server and reads the address it listens on.
@@ -95,6 +166,7 @@ impl RunningCommand {
 
     /// The next line of stdout.
     pub fn line(&self) -> String {
+        self.pace.allow(1);
         Limit::of(LIMIT)
             .receive(&self.stdout)
             .unwrap_or_else(|_| panic!("no line; stderr: {:?}", self.errors()))
@@ -123,6 +195,7 @@ impl RunningCommand {
 
     /// Waits for a line on stderr that contains `text`.
     pub fn await_error(&self, text: &str) -> String {
+        self.pace.allow(LINES_OF_A_WAIT);
         let mut limit = Limit::of(LIMIT);
         loop {
             let line = limit.receive(&self.stderr);
@@ -145,6 +218,7 @@ impl RunningCommand {
 
     /// Waits for the end for at most `limit`. Returns the exit status and the rest of stderr.
     pub fn end_within(&mut self, limit: Duration) -> (ExitStatus, Vec<String>) {
+        self.pace.end();
         let status = eventually(limit, "the process ends", || self.child.try_wait().expect("wait"));
         // Reads until the end of the pipe. A child process may keep the pipe open, but the process's own lines come
         // soon.
@@ -191,6 +265,7 @@ impl RunningCommand {
 
 impl Drop for RunningCommand {
     fn drop(&mut self) {
+        self.pace.end();
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -9,13 +9,18 @@
 //!   a limit of 20 s takes about 160 s.
 //!
 //! [`Woken`] is a waker that counts how often a future's waker is woken. [`lines`] makes a channel of a child process's output, for [`Limit::receive`].
+//! `own_address` is where a test may listen that gives its port up and takes it again.
 
+#[cfg(target_os = "linux")]
+mod own_address;
 mod woken;
 
 use std::io::{BufRead, BufReader, Read};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
+#[cfg(target_os = "linux")]
+pub use own_address::own_address;
 pub use woken::{Woken, poll};
 
 /// The limit of a wait that the library under test counts, in wall time.
@@ -49,7 +54,7 @@ fn runnable(loadavg: &str) -> Option<f64> {
     Some(average.max(now))
 }
 
-/// `span` of an idle machine, as wall time on this machine at this moment.
+/// `span` of an idle machine, as wall time on this machine.
 ///
 /// For settings that take one number, such as the peer timeout of a fabric under test.
 pub fn stretched(span: Duration) -> Duration {

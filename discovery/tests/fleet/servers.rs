@@ -1,6 +1,6 @@
 //! The real servers of directories.
 
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -11,7 +11,7 @@ use crate::LIMIT;
 pub struct Server {
     kind: Kind,
     program: String,
-    port: u16,
+    address: SocketAddr,
     child: Child,
     folder: tempfile::TempDir,
 }
@@ -39,20 +39,20 @@ impl Server {
             return None;
         };
         let folder = tempfile::tempdir().unwrap();
-        let port = free_port();
-        let child = start(kind, &program, port, &folder);
-        Some(Self { kind, program, port, child, folder })
+        let address = free_address();
+        let child = start(kind, &program, address, &folder);
+        Some(Self { kind, program, address, child, folder })
     }
 
     pub fn url(&self) -> String {
         match self.kind {
-            Kind::Etcd => format!("etcd://127.0.0.1:{}/test/fleet", self.port),
-            Kind::Redis => format!("redis://127.0.0.1:{}/0/test/fleet", self.port),
+            Kind::Etcd => format!("etcd://{}/test/fleet", self.address),
+            Kind::Redis => format!("redis://{}/0/test/fleet", self.address),
         }
     }
 
-    pub fn address(&self) -> (Ipv4Addr, u16) {
-        (Ipv4Addr::LOCALHOST, self.port)
+    pub fn address(&self) -> SocketAddr {
+        self.address
     }
 
     /// Takes the server away.
@@ -70,7 +70,7 @@ impl Server {
     pub fn go_on(&mut self) {
         match self.kind {
             Kind::Etcd => self.signal(Signal::CONT),
-            Kind::Redis => self.child = start(self.kind, &self.program, self.port, &self.folder),
+            Kind::Redis => self.child = start(self.kind, &self.program, self.address, &self.folder),
         }
     }
 
@@ -87,13 +87,12 @@ impl Drop for Server {
 }
 
 /// Starts a server, and waits until it accepts connections.
-fn start(kind: Kind, program: &str, port: u16, folder: &tempfile::TempDir) -> Child {
+fn start(kind: Kind, program: &str, address: SocketAddr, folder: &tempfile::TempDir) -> Child {
     let mut command = Command::new(program);
     let folder = folder.path().display();
     match kind {
         Kind::Etcd => {
-            let (client, peer) =
-                (format!("http://127.0.0.1:{port}"), format!("http://127.0.0.1:{}", free_port()));
+            let (client, peer) = (format!("http://{address}"), format!("http://{}", free_address()));
             command
                 .arg(format!("--data-dir={folder}/etcd"))
                 .arg("--log-level=error")
@@ -113,11 +112,11 @@ fn start(kind: Kind, program: &str, port: u16, folder: &tempfile::TempDir) -> Ch
                 "--appendonly",
                 "no",
                 "--bind",
-                "127.0.0.1",
+                &address.ip().to_string(),
                 "--loglevel",
                 "warning",
             ]);
-            command.args(["--port", &port.to_string(), "--dir", &folder.to_string()]);
+            command.args(["--port", &address.port().to_string(), "--dir", &folder.to_string()]);
         }
     }
     // etcd says much, whatever its level.
@@ -127,11 +126,12 @@ fn start(kind: Kind, program: &str, port: u16, folder: &tempfile::TempDir) -> Ch
         .stderr(Stdio::null())
         .spawn()
         .expect("the server starts");
-    let accepts = || TcpStream::connect((Ipv4Addr::LOCALHOST, port)).ok();
+    let accepts = || TcpStream::connect(address).ok();
     limit::Limit::of(LIMIT).ask(accepts).expect("the server accepts connections");
     child
 }
 
-fn free_port() -> u16 {
-    TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port()
+/// An address that stays free until a server has it, and while it is away.
+fn free_address() -> SocketAddr {
+    TcpListener::bind(limit::own_address()).unwrap().local_addr().unwrap()
 }

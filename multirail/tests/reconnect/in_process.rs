@@ -19,7 +19,9 @@ struct Server {
     /// The regions of its catalogue, which publishing does not keep alive.
     _layers: Vec<Region>,
     address: String,
-    accepting: Option<JoinHandle<()>>,
+    /// Dropped to let the thread end that accepts.
+    accepts: Option<smol::channel::Sender<()>>,
+    accepting: Option<JoinHandle<Vec<Peer>>>,
 }
 
 impl Server {
@@ -28,13 +30,21 @@ impl Server {
         Catalogue::new(layers.clone()).unwrap().publish(&fabric, LAYERS).unwrap();
         let listener = wait(fabric.listen(address), LIMIT).unwrap().unwrap();
         let address = listener.local_addr();
+        let (accepts, ended) = smol::channel::bounded::<()>(1);
         let accept = move || {
             let mut peers: Vec<Peer> = Vec::new();
-            while let Ok(peer) = pollster::block_on(listener.accept()) {
+            let next = || {
+                let end = async { ended.recv().await.ok().and(None) };
+                smol::future::or(async { listener.accept().await.ok() }, end)
+            };
+            while let Some(peer) = pollster::block_on(next()) {
                 peers.push(peer);
             }
+            pollster::block_on(listener.close());
+            peers
         };
-        Self { fabric, _layers: layers, address, accepting: Some(std::thread::spawn(accept)) }
+        let accepting = Some(std::thread::spawn(accept));
+        Self { fabric, _layers: layers, address, accepts: Some(accepts), accepting }
     }
 
     /// Publishes a page and a catalogue of regions of these lengths, and listens.
@@ -47,7 +57,7 @@ impl Server {
     }
 
     fn new() -> Self {
-        Self::with_layers("127.0.0.1:0", &[LEN, LEN])
+        Self::with_layers(&limit::own_address(), &[LEN, LEN])
     }
 
     /// Closes the fabric. Returns the address that it listened at.
@@ -56,11 +66,13 @@ impl Server {
         std::mem::take(&mut self.address)
     }
 
+    /// Nobody listens any more when the peers are told: a peer that connects again at once is refused, however long
+    /// this thread is held up.
     fn end(&mut self) {
+        self.accepts = None;
+        let peers = self.accepting.take().map(|accepting| accepting.join().unwrap());
         self.fabric.close();
-        if let Some(accepting) = self.accepting.take() {
-            accepting.join().unwrap();
-        }
+        drop(peers);
     }
 }
 
@@ -218,7 +230,7 @@ fn a_disconnect_of_a_lost_peer_changes_nothing() {
 fn a_refusal_that_would_come_again_ends_the_attempts() {
     let token = |byte: u8| Token::new([byte; 32]).unwrap();
     let secret = |byte| builder().token(token(byte)).open().unwrap();
-    let (fabric, server) = (secret(1), Server::listen(secret(1), Vec::new(), "127.0.0.1:0"));
+    let (fabric, server) = (secret(1), Server::listen(secret(1), Vec::new(), &limit::own_address()));
     let handle = connect(&fabric, &server.address, patient());
     let address = server.close();
     let _other = Server::listen(secret(2), Vec::new(), &address);

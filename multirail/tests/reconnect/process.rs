@@ -14,7 +14,7 @@ const CHUNK: usize = 4096;
 #[test]
 fn killed_and_restarted() {
     let fabric = builder().open().unwrap();
-    let mut process = PeerProcess::start("127.0.0.1:0");
+    let mut process = PeerProcess::start(&limit::own_address());
     let handle = connect(&fabric, &process.address, patient());
     let calls = hooked(&handle);
     let first = handle.peer().unwrap();
@@ -92,7 +92,7 @@ fn killed_and_restarted() {
 #[test]
 fn off_by_default() {
     let fabric = builder().open().unwrap();
-    let process = PeerProcess::start("127.0.0.1:0");
+    let process = PeerProcess::start(&limit::own_address());
     let handle = connect(&fabric, &process.address, Default::default());
     let calls = hooked(&handle);
     let peer = handle.peer().unwrap();

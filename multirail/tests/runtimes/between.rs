@@ -28,7 +28,8 @@ fn a_dropped_write_is_over_in_the_other_process() {
             let mut lost = 0;
             for round in 0..ROUNDS {
                 let mut op = peer.write(&src.region, 0..PAGE, &to, 0)?;
-                let turns = random.u32(1..500);
+                // A race that the write sometimes loses, on any machine.
+                let turns = if round % 3 == 0 { 0 } else { random.u32(1..500) };
                 let gives_up = async {
                     for _ in 0..turns {
                         smol::future::yield_now().await;
@@ -36,7 +37,7 @@ fn a_dropped_write_is_over_in_the_other_process() {
                     true
                 };
                 let written = async { (&mut op).await.map_or_else(|error| panic!("{error}"), |_| false) };
-                if smol::future::or(written, gives_up).await {
+                if smol::future::or(gives_up, written).await {
                     lost += 1;
                     wait_until_over(&peer, op, round % 2 == 0).await?;
                 }
