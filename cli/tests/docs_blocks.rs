@@ -136,7 +136,7 @@ if let Some(receipt) = op.receipt() {
 }
 
 #[rustfmt::skip]
-#[allow(unsafe_code, reason = "a block of the documentation, which is not run")]
+#[allow(unsafe_code, clippy::undocumented_unsafe_blocks, reason = "a block of the docs, which is not run")]
 fn gpu_memory(fabric: Fabric) -> Result<()> {
 let gpu = &multirail::cuda::Device::all()?[0];
 let memory = Arc::new(multirail::cuda::CudaMemory::new(gpu, 64 << 20)?);
@@ -147,8 +147,8 @@ let region = unsafe { fabric.register(memory, Access::REMOTE_WRITE) }?;
 type Stream = multirail::cuda::RawStream;
 
 #[rustfmt::skip]
-#[allow(unsafe_code, reason = "a block of the documentation, which is not run")]
-async fn signals(prefill: Peer, next: Peer, cache: Region, from: Pages, theirs: RemoteRegion, to: Pages, step: u32, stream: Stream) -> Result<()> {
+#[allow(unsafe_code, clippy::undocumented_unsafe_blocks, reason = "a block of the docs, which is not run")]
+async fn signals([prefill, next]: [Peer; 2], cache: Region, [from, to]: [Pages; 2], theirs: RemoteRegion, step: u32, stream: Stream) -> Result<()> {
     fn decode(_: Stream) {}
 let gpu = &multirail::cuda::Device::all()?[0];
 let landed = Arc::new(multirail::cuda::CudaSignal::new(gpu)?);

@@ -1,5 +1,6 @@
 //! Computes when to send heartbeats and when a silent peer is dead. The code does arithmetic on times only.
 
+use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 /// The shortest time between two heartbeats, whatever timeout the peer asks for.
@@ -8,6 +9,13 @@ const MIN_INTERVAL: Duration = Duration::from_millis(10);
 const MAX_INTERVAL: Duration = Duration::from_secs(24 * 3600);
 /// Heartbeats within the peer's timeout: two of them may be lost or late.
 const HEARTBEATS_PER_TIMEOUT: u32 = 3;
+
+/// The moments at which sessions of this process send heartbeats, in one interval. With many peers, a thread then wakes
+/// this often, and not once for each peer. Heartbeats do not come all at once, so that other tasks need not wait long.
+const BEATS_PER_INTERVAL: u32 = 8;
+
+/// Sessions count the moments from here.
+static FIRST_BEAT: LazyLock<Instant> = LazyLock::new(Instant::now);
 
 /// The liveness state of one session.
 pub(crate) struct Liveness {
@@ -37,7 +45,7 @@ impl Liveness {
             interval,
             timeout,
             last_heard: now,
-            next_heartbeat: now + interval,
+            next_heartbeat: next_heartbeat(now, interval),
             send_in_progress: (None, 0),
         }
     }
@@ -70,7 +78,7 @@ impl Liveness {
         self.last_heard = if late > self.timeout { now } else { (self.last_heard + late).min(now) };
         let heartbeat = now >= self.next_heartbeat;
         if heartbeat {
-            self.next_heartbeat = now + self.interval;
+            self.next_heartbeat = next_heartbeat(now, self.interval);
         }
         Tick { heartbeat, dead: now.saturating_duration_since(self.last_heard) >= self.timeout }
     }
@@ -83,6 +91,14 @@ impl Liveness {
         self.send_in_progress = (sending, if same { self.send_in_progress.1 + 1 } else { 0 });
         self.interval.saturating_mul(self.send_in_progress.1) > self.timeout
     }
+}
+
+/// The last of the moments at which heartbeats are sent that is at most `interval` after `now`.
+fn next_heartbeat(now: Instant, interval: Duration) -> Instant {
+    let spacing = interval.as_nanos() / u128::from(BEATS_PER_INTERVAL);
+    let latest = now + interval;
+    let since = latest.saturating_duration_since(*FIRST_BEAT).as_nanos();
+    latest - Duration::from_nanos((since % spacing.max(1)) as u64)
 }
 
 #[cfg(test)]
@@ -109,7 +125,7 @@ mod tests {
 
     #[test]
     fn a_silent_peer_is_dead_on_time_and_a_frame_postpones_it() {
-        let start = Instant::now();
+        let start = *FIRST_BEAT;
         assert_eq!(time_until_dead(&mut liveness(start), start), 3000 * MS);
         let mut heard = liveness(start);
         assert_eq!((heard.tick(start + 500 * MS), heard.tick(start + 1000 * MS)), (HEARTBEAT, HEARTBEAT));
@@ -119,7 +135,7 @@ mod tests {
 
     #[test]
     fn a_delay_of_this_side_is_not_the_peers_silence() {
-        let start = Instant::now();
+        let start = *FIRST_BEAT;
         let mut stopped = liveness(start);
         let back = start + 60_000 * MS;
         assert_eq!(stopped.tick(back), HEARTBEAT);
@@ -132,8 +148,28 @@ mod tests {
     }
 
     #[test]
+    fn heartbeats_of_all_sessions_fall_on_few_moments() {
+        let start = *FIRST_BEAT;
+        let mut sessions: Vec<_> =
+            (0..1000).map(|number| (start + number * MS, liveness(start + number * MS))).collect();
+        let mut moments = std::collections::BTreeMap::new();
+        for (last, session) in &mut sessions {
+            while *last < start + 5000 * MS {
+                let next = session.next_tick();
+                assert!(next - *last <= 500 * MS && next - *last > 400 * MS, "{:?}", next - *last);
+                assert!(session.tick(next).heartbeat);
+                *last = next;
+                *moments.entry(next).or_insert(0) += 1;
+            }
+        }
+        // Eight in half a second, and about as many heartbeats at each.
+        assert!(moments.len() <= 8 * 11, "{moments:?}");
+        assert!(moments.values().all(|count| *count <= 250), "{moments:?}");
+    }
+
+    #[test]
     fn an_endless_timeout_never_expires_and_heartbeats_go_on() {
-        let start = Instant::now();
+        let start = *FIRST_BEAT;
         let mut endless = Liveness::new(start, 500 * MS, Duration::MAX, Duration::MAX);
         for beat in 1..100 {
             assert_eq!(endless.next_tick(), start + beat * 500 * MS);
@@ -143,7 +179,7 @@ mod tests {
 
     #[test]
     fn a_send_that_never_ends_is_stuck() {
-        let mut liveness = liveness(Instant::now());
+        let mut liveness = liveness(*FIRST_BEAT);
         assert!((0..100).all(|_| !liveness.is_send_stuck(None)));
         assert!((0..100).all(|sent| !liveness.is_send_stuck(Some(sent))));
         assert_eq!((0..100).position(|_| liveness.is_send_stuck(Some(100))), Some(7));
@@ -151,7 +187,7 @@ mod tests {
 
     #[test]
     fn a_short_peer_timeout_is_honoured_and_a_zero_one_bounded() {
-        let start = Instant::now();
+        let start = *FIRST_BEAT;
         let impatient = Liveness::new(start, 500 * MS, 3000 * MS, 300 * MS);
         assert_eq!(impatient.next_tick() - start, 100 * MS);
         let absurd = Liveness::new(start, 500 * MS, 3000 * MS, Duration::ZERO);
