@@ -91,7 +91,7 @@ impl Drop for MetricsServer {
 }
 
 fn unresolved(error: io::Error) -> Error {
-    let why = format!("the address is none: {error}; give a host and a port, such as 127.0.0.1:9469");
+    let why = "this is no address; give a host and a port, such as 127.0.0.1:9469";
     Error::new(ErrorKind::InvalidRequest, "serve metrics", why).with_source(error)
 }
 
