@@ -9,7 +9,7 @@ const LEAST: Duration = Duration::from_micros(5);
 ///
 /// A spin pays if what the thread waits for comes before the spin would be over. Otherwise it has only taken the core
 /// from others, perhaps from the thread that it waits for. So each wait that took longer than the longest spin halves
-/// the next one, and each shorter wait, whether spun or slept, restores it.
+/// the next one, and a shorter wait restores it. Waits that end at once need not be noted.
 #[derive(Debug)]
 pub(crate) struct AdaptiveSpin {
     most: Duration,

@@ -13,6 +13,7 @@ use super::worker_engines::WorkerEngines;
 use super::{Continuation, Control, Engine, OperationCounts, RailCounts, Submission};
 use crate::index::{GroupIndex, TransportIndex};
 use crate::op::{OpId, OpTable};
+use crate::plan::Shape;
 use crate::{Error, ErrorKind, Result, WakeupHandle};
 
 /// The requests per doorbell. Chains beyond 4 gained little on mlx5, and Perplexity chose 16 on EFA. With 64 the cost
@@ -160,7 +161,8 @@ impl EngineHandle {
         let _ = self.caller_driven.set(Arc::downgrade(engine));
     }
 
-    /// Lets threads that submit an operation hold the engine while its worker sleeps. Only the first call has an effect.
+    /// Lets threads that submit an operation hold the engine while its worker sleeps. Only the first call has an
+    /// effect.
     pub(crate) fn drive_by_worker(&self, engines: &Arc<WorkerEngines>, position: usize) {
         let _ = self.worker.set((Arc::downgrade(engines), position));
     }
@@ -210,14 +212,16 @@ impl EngineHandle {
     /// Activates a small operation, and then wakes the worker.
     #[cold]
     fn submit_while_worker_sleeps(&self, submission: Submission) {
-        if submission.work.bytes() <= MAX_ACTIVATED_BYTES
+        // A warm-up has no bytes, and yet may touch megabytes.
+        let is_small = submission.work.bytes() <= MAX_ACTIVATED_BYTES
+            && !matches!(submission.work.shape, Shape::WarmUp { .. });
+        if is_small
             && let Some((engines, position)) = self.worker.get()
             && let Some(engines) = engines.upgrade()
             && let Some(mut turn) = engines.take_turn(*position)
             && !self.has_commands()
-            && !self.closed.load(Ordering::Relaxed)
         {
-            turn.engine().activate_now(submission);
+            turn.engine().activate_and_post(submission);
             drop(turn);
             self.wake();
         } else {

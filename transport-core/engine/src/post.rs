@@ -424,7 +424,7 @@ impl Engine {
     /// which are rails with untried operations and rails that have taken over pieces. After an endpoint has refused a
     /// whole batch, the operations that the engine has not offered since then are untried: other peers may accept them.
     /// The worker must not sleep before the engine has tried all.
-    #[inline]
+    #[inline(always)]
     pub(super) fn post(&mut self) -> (usize, usize) {
         let (mut posted, mut untried_rails) = (std::mem::take(&mut self.posted_at_once), 0);
         if self.may_take_over && (self.rails.len() > 1 || !self.handed_over.is_empty()) {

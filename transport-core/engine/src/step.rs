@@ -387,6 +387,16 @@ impl Engine {
         self.activate(submission, true);
     }
 
+    /// In place of the worker, which sleeps: activates an operation, and posts it.
+    #[cold]
+    pub(super) fn activate_and_post(&mut self, submission: Submission) {
+        self.step_time = None;
+        self.activate(submission, true);
+        // What had to take credit is not posted yet.
+        let (posted, _) = self.post();
+        self.posted_at_once += posted;
+    }
+
     /// Takes the queued commands; returns their number. With `may_post_at_once`, the engine posts an operation at once
     /// if no other command is queued.
     fn take_queued(&mut self, may_post_at_once: bool) -> usize {

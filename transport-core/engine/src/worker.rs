@@ -9,13 +9,13 @@ use std::time::{Duration, Instant};
 
 use super::Engine;
 use super::adaptive_spin::AdaptiveSpin;
-use super::worker_engines::{WorkerEngines, is_in_turn};
+use super::worker_engines::WorkerEngines;
 use crate::spi::Armed;
 use crate::{Error, Result, WakeupHandle, WakeupPipe};
 
-/// The longest time for which a worker without work spins before it sleeps. Handing a command to a spinning thread was measured at
-/// 0.9 µs, to a sleeping one at 16 µs. 100 µs of spinning covers the gaps of a loop of requests, and costs an idle
-/// process almost nothing.
+/// The longest time for which a worker without work spins before it sleeps. Handing a command to a spinning thread was
+/// measured at 0.9 µs, to a sleeping one at 16 µs. 100 µs of spinning covers the gaps of a loop of requests, and costs
+/// an idle process almost nothing.
 const SPIN: Duration = Duration::from_micros(100);
 
 /// A spinning worker reads the clock once per this many steps.
@@ -24,6 +24,7 @@ const STEPS_PER_CLOCK_READ: u32 = 64;
 /// A running worker. Dropping it ends the thread.
 pub struct Worker {
     thread: Option<JoinHandle<()>>,
+    engines: Arc<WorkerEngines>,
     stop: Arc<AtomicBool>,
     wakeup: WakeupHandle,
 }
@@ -54,7 +55,7 @@ impl Worker {
         let handle = setup.wakeup.handle().try_clone()?;
         let WorkerSetup { name, engines, wakeup, core, lock } = setup;
         let engines = WorkerEngines::new(engines);
-        let worker = WorkerLoop { engines, wakeup, lock, stop: Arc::clone(&stop) };
+        let worker = WorkerLoop { engines: Arc::clone(&engines), wakeup, lock, stop: Arc::clone(&stop) };
         let thread = std::thread::Builder::new()
             .name(name)
             .spawn(move || {
@@ -66,7 +67,9 @@ impl Worker {
                 // A panic is a bug of multirail, or comes from the user's code (a waker, or a memory's `Drop`). In both
                 // cases all waiters must get a result.
                 let ran = catch_unwind(AssertUnwindSafe(|| worker.run()));
-                worker.engines.close();
+                if worker.engines.close() {
+                    tracing::error!("a thread has panicked while it posted an operation: the worker ends all operations");
+                }
                 if let Err(panic) = ran {
                     resume_unwind(panic);
                 }
@@ -74,7 +77,7 @@ impl Worker {
             .map_err(|e| {
                 Error::os("open", "start a worker thread; raise the limit of processes (ulimit -u)", e)
             })?;
-        Ok(Self { thread: Some(thread), stop, wakeup: handle })
+        Ok(Self { thread: Some(thread), engines, stop, wakeup: handle })
     }
 }
 
@@ -85,7 +88,8 @@ impl Drop for Worker {
         let Some(thread) = self.thread.take() else { return };
         // A worker may drop the last handle of its own fabric. It cannot join itself. Neither can a thread that holds
         // the engines, because the worker needs them to end.
-        let may_join = thread.thread().id() != std::thread::current().id() && !is_in_turn();
+        let is_own = thread.thread().id() == std::thread::current().id();
+        let may_join = !is_own && !self.engines.is_turn_of_this_thread();
         if may_join && thread.join().is_err() {
             tracing::error!("a worker thread panicked");
         }
@@ -155,8 +159,8 @@ impl WorkerLoop {
         for rail in engines.iter_mut().flat_map(Engine::rails_mut) {
             match rail.endpoint.arm() {
                 Armed::Ready => ready = true,
-                // SAFETY: the endpoint keeps its descriptor open while it lives, and it
-                // outlives this call: the engine owns it, and only this thread polls it.
+                // SAFETY: the endpoint keeps its descriptor open until the next poll (the rule of `Endpoint::arm`), and
+                // only this thread polls it and drops its engine.
                 Armed::Fd(fd) => fds.push(unsafe { BorrowedFd::borrow_raw(fd) }),
                 Armed::FdOrTimeout(fd) => {
                     can_be_woken = false;

@@ -40,7 +40,7 @@ pub trait Domain: Send + Sync {
     /// The control object for connecting.
     fn connector(&self) -> &dyn Connector;
 
-    /// Opens the domain's endpoint, which one thread owns from then on. A domain has at most one endpoint at a time.
+    /// Opens the domain's endpoint, which one thread at a time uses from then on. A domain has at most one endpoint at a time.
     ///
     /// # Errors
     /// `Busy` if the previous endpoint was not dropped.

@@ -1,4 +1,4 @@
-//! Posting and polling. One thread owns an endpoint.
+//! Posting and polling. One thread at a time uses an endpoint.
 
 #[cfg(unix)]
 use std::os::fd::RawFd;
@@ -16,7 +16,7 @@ pub struct EndpointConfig {
 /// Takes a message: its sender, its bytes and its imm.
 pub type TakeMessage<'a> = dyn FnMut(PeerSlot, &[u8], Option<u32>) + 'a;
 
-/// The queues of a domain, owned by one thread.
+/// The queues of a domain. One thread at a time uses them.
 ///
 /// After the drop of an endpoint, the device touches no memory of the requests that were posted to it. If the device's
 /// library has not closed the endpoint by then, the backend keeps that memory alive until it has
@@ -45,6 +45,9 @@ pub trait Endpoint: Send {
 
     /// Prepares to sleep. The endpoint then wakes the caller at its next event, and also as soon as there is room for a
     /// request that it did not accept before.
+    ///
+    /// While the caller sleeps, another thread may [`post`](Self::post) and then wake it. So only `poll`, `arm` and the
+    /// drop of the endpoint close the returned descriptor.
     fn arm(&mut self) -> Armed;
 
     /// The next time, by the fabric's clock, at which the endpoint has to be polled even without an event. The default

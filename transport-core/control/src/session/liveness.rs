@@ -98,7 +98,7 @@ fn next_heartbeat(now: Instant, interval: Duration) -> Instant {
     let spacing = interval.as_nanos() / u128::from(BEATS_PER_INTERVAL);
     let latest = now + interval;
     let since = latest.saturating_duration_since(*FIRST_BEAT).as_nanos();
-    latest - Duration::from_nanos((since % spacing.max(1)) as u64)
+    latest - Duration::from_nanos((since % spacing) as u64)
 }
 
 #[cfg(test)]
@@ -158,6 +158,7 @@ mod tests {
                 let next = session.next_tick();
                 assert!(next - *last <= 500 * MS && next - *last > 400 * MS, "{:?}", next - *last);
                 assert!(session.tick(next).heartbeat);
+                session.note_heard(next);
                 *last = next;
                 *moments.entry(next).or_insert(0) += 1;
             }

@@ -157,7 +157,7 @@ impl OpTable {
         }
         slot.end.with_mut(|end| {
             // SAFETY: not COMPLETED and not QUIESCED, so neither the waiter nor a freeing
-            // party touches the cell, and the engine is one thread.
+            // party touches the cell, and one thread at a time drives the engine.
             let end = unsafe { &mut *end };
             // The slot had no result, because `free` clears it. So nothing has to be dropped.
             std::mem::forget(end.result.replace(result));

@@ -12,8 +12,8 @@ use crate::EngineHandle;
 use crate::adaptive_spin::AdaptiveSpin;
 use crate::{Error, ErrorKind, Result};
 
-/// The longest time for which a waiter spins before it sleeps. A sleep and its wake were measured at 16 µs and more, the copy of a
-/// megabyte at 40 µs. With a shorter spin most waiters would be asleep when their operation ends.
+/// The longest time for which a waiter spins before it sleeps. A sleep and its wake were measured at 16 µs and more,
+/// the copy of a megabyte at 40 µs. With a shorter spin most waiters would be asleep when their operation ends.
 const SPIN: Duration = Duration::from_micros(60);
 
 /// The number of polls between two reads of the clock.

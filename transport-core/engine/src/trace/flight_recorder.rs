@@ -16,7 +16,7 @@ struct RecordSlot {
     words: [AtomicU64; 4],
 }
 
-/// A ring of records. Only one thread writes.
+/// A ring of records. One thread at a time writes.
 pub struct FlightRecorder {
     slots: Box<[RecordSlot]>,
     /// The number of records written so far.
@@ -41,7 +41,7 @@ impl FlightRecorder {
         self.slots.is_empty()
     }
 
-    /// Writes a record over the oldest one. Only the engine's thread calls this.
+    /// Writes a record over the oldest one. Only the thread that drives the engine calls this.
     #[inline]
     pub fn write(&self, words: RecordWords) {
         let sequence = self.next.load(Relaxed);

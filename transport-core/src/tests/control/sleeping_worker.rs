@@ -78,7 +78,8 @@ fn a_panic_of_the_calling_thread_ends_what_waits() {
     });
     let receive = writer.fabric.recv(&writer.src, 0..8).unwrap();
     panics.store(true, Ordering::Relaxed);
-    assert!(catch_unwind(AssertUnwindSafe(|| writer.write_until(8, || false))).is_err());
+    let panicked = catch_unwind(AssertUnwindSafe(|| writer.write_until(8, || false))).unwrap_err();
+    assert_eq!(panicked.downcast_ref(), Some(&"as the test wants"));
     assert_eq!(wait(receive).unwrap_err().kind(), ErrorKind::Closed);
 }
 
