@@ -99,11 +99,12 @@ fn disconnected(context: &TrialContext) -> TestResult {
         ensure(!pair.to_b.is_alive(), "the peer is alive after its disconnect")?;
         ensure_err("an expected imm", pair.to_b.imm(1).expect(1).wait(limit::HANG), GONE)?;
         let failed = all_end(&pair.sim, ops)?;
+        // Waiters are told at once. The engine counts an operation once the device has ended its requests.
+        pair.sim.settle()?;
         let counters = pair.a.operation_counters();
         let counted: u64 =
             counters.iter().flat_map(|transport| &transport.errors).map(|(_, count)| count).sum();
         ensure_eq("operations counted as failed", counted, failed as u64)?;
-        pair.sim.settle()?;
         ensure_err("a write to it", pair.to_b.write_imm(1).map(drop), GONE)?;
         ensure_err("an import", pair.to_b.import(&dst.region.descriptor()).map(drop), GONE)?;
         dst.fill(context.seed + 3)?;
