@@ -6,6 +6,7 @@ pub mod driven_fabric;
 pub mod inside;
 pub mod list_load;
 pub mod load;
+pub mod over;
 pub mod ping_pong;
 pub mod processes;
 

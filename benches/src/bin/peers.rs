@@ -18,15 +18,13 @@ use std::process::{Child, ChildStdout, Command, ExitCode, Stdio};
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::time::{Duration, Instant};
 
-use backend_efa::{Efa, EfaConfig};
-use backend_loopback::Loopback;
 use benches::driven_fabric::DrivenFabric;
-use benches::processes::transport;
+use benches::over::Over;
 use benches::{BenchResult, Driven, LIMIT, exit_code, shuffled};
 use clap::{Parser, ValueEnum};
 use transport_core::{
     Access, Fabric, FabricBuilder, LocalList, Op, Pages, Peer, RecvPool, Region, RemoteList, RemoteRegion,
-    TransportConfig, WriteOptions, wait,
+    WriteOptions, wait,
 };
 
 /// How long a process may be silent: `run.py` stops the processes while another library's run.
@@ -59,12 +57,6 @@ struct Arguments {
     target: bool,
 }
 
-#[derive(Clone, Copy, PartialEq, ValueEnum)]
-enum Over {
-    Loopback,
-    Tcp,
-}
-
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let done = if arguments.target { arguments.serve() } else { arguments.measure() };
@@ -72,19 +64,9 @@ fn main() -> ExitCode {
 }
 
 impl Arguments {
-    fn transport(&self) -> BenchResult<TransportConfig> {
-        match self.over {
-            Over::Loopback => transport(Loopback::new(), None),
-            Over::Tcp => {
-                let config = EfaConfig::default().provider("tcp").node("127.0.0.1");
-                transport(Efa::with(config), None)
-            }
-        }
-    }
-
     fn open(&self) -> BenchResult<DrivenFabric> {
         let driven = if self.driven { Driven::ByCaller } else { Driven::ByWorkers };
-        let builder = FabricBuilder::new().transport(self.transport()?);
+        let builder = FabricBuilder::new().transport(self.over.transport()?);
         DrivenFabric::open(builder.handshake_limit(LIMIT).peer_timeout(PAUSE), driven)
     }
 
@@ -128,7 +110,7 @@ impl Arguments {
     fn others(&self, count: usize) -> BenchResult<Vec<Other>> {
         let mut others = Vec::new();
         for _ in 0..count {
-            let builder = FabricBuilder::new().transport(self.transport()?);
+            let builder = FabricBuilder::new().transport(self.over.transport()?);
             let fabric = builder.handshake_limit(LIMIT).peer_timeout(PAUSE).open()?;
             let region = fabric.alloc(64, Access::all())?;
             fabric.publish("region", &region)?;

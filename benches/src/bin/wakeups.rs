@@ -8,9 +8,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, ChildStdin, Command, ExitCode, Stdio};
 use std::time::Duration;
 
-use backend_efa::{Efa, EfaConfig};
-use backend_loopback::Loopback;
-use benches::processes::transport;
+use benches::over::Over;
 use benches::{BenchResult, LIMIT, exit_code};
 use clap::{Parser, ValueEnum};
 use rustix::time::{ClockId, clock_gettime};
@@ -36,12 +34,6 @@ struct Arguments {
     /// The receiving process, of messages that come through its input, or from the peer that connects.
     #[arg(long, hide = true)]
     receiver: Option<Receiver>,
-}
-
-#[derive(Clone, Copy, ValueEnum)]
-enum Over {
-    Loopback,
-    Tcp,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -127,11 +119,7 @@ impl Drop for Other {
 
 impl Arguments {
     fn open(&self) -> BenchResult<Fabric> {
-        let transport = match self.over {
-            Over::Loopback => transport(Loopback::new(), None)?,
-            Over::Tcp => transport(Efa::with(EfaConfig::default().provider("tcp").node("127.0.0.1")), None)?,
-        };
-        Ok(FabricBuilder::new().transport(transport).handshake_limit(LIMIT).open()?)
+        Ok(FabricBuilder::new().transport(self.over.transport()?).handshake_limit(LIMIT).open()?)
     }
 
     /// The receiving process. Ends when the peer does.

@@ -66,8 +66,8 @@ impl Server {
         std::mem::take(&mut self.address)
     }
 
-    /// Nobody listens any more when the peers are told: a peer that connects again at once is refused, however long
-    /// this thread is held up.
+    /// The listener ends before the peers are told. So a peer that connects again at once is refused, even if this
+    /// thread is held up.
     fn end(&mut self) {
         self.accepts = None;
         let peers = self.accepting.take().map(|accepting| accepting.join().unwrap());

@@ -604,8 +604,8 @@ impl Engine {
         accepted
     }
 
-    /// Counts the outstanding requests of a rail anew. Where requests fail or paths break, what is posted and what completes
-    /// does not tell their number.
+    /// Counts the outstanding requests of a rail anew. Where requests fail or paths break, what is posted and what
+    /// completes does not tell their number.
     #[cold]
     pub(super) fn recount_outstanding(&self, rail: usize) {
         let outstanding = self.rails[rail].inflight.unacknowledged().count();

@@ -5,8 +5,8 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use crate::single_writer::add;
 
-/// Counts of the operations of one link that the engine has ended. Only the engine's thread adds to them; any thread may
-/// read them.
+/// Counts of the operations of one link that the engine has ended. Only the thread that drives the engine adds to
+/// them; any thread may read them.
 #[derive(Debug, Default)]
 pub struct LinkCounts {
     operations: AtomicU64,

@@ -6,8 +6,8 @@ use crossbeam_utils::CachePadded;
 
 use crate::single_writer::add;
 
-/// The counters of one rail, as the engine keeps them. The engine's thread writes all of them, except those of direct
-/// requests: the submitting threads write these.
+/// The counters of one rail, as the engine keeps them. The thread that drives the engine writes all of them, except
+/// those of direct requests: the submitting threads write these.
 #[derive(Debug, Default)]
 pub struct RailCounts {
     worker: CachePadded<WorkerCounts>,
